@@ -1,0 +1,29 @@
+/*
+ * Symbols of loaded objects, found by walking the loader's list and the objects' own hash tables: no dlsym, no lock, no
+ * allocation, no dlerror left behind (law 4). That is how the real dlsym is found, and the driver's entries too: a
+ * lookup through libdl could come back to us, or to another shim.
+ *
+ * The list is read without the loader's lock. Objects are appended to it and libc and libcuda are never unloaded, so a
+ * walk that starts at its head sees them whole. Only the main namespace is seen (not dlmopen's).
+ */
+#ifndef VRAM_BASE_ELF_H
+#define VRAM_BASE_ELF_H
+
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The first loaded object whose DT_SONAME is `soname`, or NULL. */
+const struct link_map *vram_elf_find(const char *soname);
+
+/* A defined, exported function or object of that object, or NULL. Versions are ignored; the default one of a name comes
+ * first in none of the libraries that we ask, and all agree on the address. */
+void *vram_elf_symbol(const struct link_map *map, const char *name);
+
+/* The memory that the object's segments span. */
+void vram_elf_span(const struct link_map *map, uintptr_t *ret_start, uintptr_t *ret_end);
+
+/* The object that contains an address, or NULL. dladdr would do, but waits for a dlopen that another thread is in. */
+const struct link_map *vram_elf_containing(uintptr_t address);
+
+#endif

@@ -1,0 +1,25 @@
+/*
+ * The real functions behind those of libc that we stand in front of, found by walking libc's symbol table (base/elf.h; in
+ * libdl before glibc 2.34): safe before any constructor has run, in a signal handler and in a vfork child.
+ */
+#ifndef VRAM_BASE_LIBC_H
+#define VRAM_BASE_LIBC_H
+
+#include <signal.h>
+
+#define VRAM_LIBC_FUNCTIONS(X)                                                                                         \
+    X(void *, dlsym, (void *, const char *))                                                                           \
+    X(int, sigaction, (int, const struct sigaction *, struct sigaction *))                                             \
+    X(sighandler_t, signal, (int, sighandler_t))                                                                       \
+    X(sighandler_t, sysv_signal, (int, sighandler_t))                                                                  \
+    X(sighandler_t, sigset, (int, sighandler_t))                                                                       \
+    X(int, sigignore, (int))                                                                                           \
+    X(int, siginterrupt, (int, int))                                                                                   \
+    X(void, _exit, (int))
+
+/* vram_libc_sigaction() and so on: the pointer to the real one. Never NULL for libc.so.6. */
+#define VRAM_DECLARE(ret, name, params) ret(*vram_libc_##name(void)) params;
+VRAM_LIBC_FUNCTIONS(VRAM_DECLARE)
+#undef VRAM_DECLARE
+
+#endif

@@ -1,0 +1,119 @@
+#include "base/say.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+enum { LINES_MAX = 200, WAIT_MS = 100 };
+
+static struct stat stderr_at_load;
+static bool stderr_known; /* written once, at load */
+static atomic_uint lines;
+
+void vram_say_init(void) { stderr_known = fstat(STDERR_FILENO, &stderr_at_load) == 0; }
+
+static bool stderr_is_ours(void)
+{
+    struct stat now;
+    return stderr_known && fstat(STDERR_FILENO, &now) == 0 && now.st_dev == stderr_at_load.st_dev &&
+           now.st_ino == stderr_at_load.st_ino && now.st_rdev == stderr_at_load.st_rdev;
+}
+
+/* A pipe that polls writable takes PIPE_BUF bytes without blocking, whatever the descriptor's flags; its flags are the
+ * program's (and shared with its parent), so we do not set O_NONBLOCK on them. */
+static int write_all(int fd, const char *bytes, size_t len)
+{
+    while (len > 0) {
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        int ready = poll(&p, 1, WAIT_MS);
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0)
+            return ready == 0 ? -EAGAIN : -errno;
+        ssize_t n = write(fd, bytes, len < 512 ? len : 512);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        bytes += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int vram_write_gently(int fd, const char *bytes, size_t len)
+{
+    int saved = errno;
+    sigset_t pipe_only, before, pending;
+    sigemptyset(&pipe_only);
+    sigaddset(&pipe_only, SIGPIPE);
+
+    /* A SIGPIPE that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
+    sigpending(&pending);
+    bool already = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_only, &before);
+    int r = write_all(fd, bytes, len);
+    if (!already && r == -EPIPE) {
+        const struct timespec zero = {0, 0};
+        while (sigtimedwait(&pipe_only, NULL, &zero) < 0 && errno == EINTR)
+            ;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = saved;
+    return r;
+}
+
+int vram_say_raw(const char *bytes, size_t len)
+{
+    int saved = errno;
+    int r = stderr_is_ours() ? vram_write_gently(STDERR_FILENO, bytes, len) : -EBADF;
+    errno = saved;
+    return r;
+}
+
+void vram_say(const char *fmt, ...)
+{
+    static const char prefix[] = "vramshim: ";
+    char buf[640];
+    unsigned n = atomic_fetch_add(&lines, 1);
+    if (n > LINES_MAX)
+        return;
+    if (n == LINES_MAX) {
+        static const char last[] = "vramshim: too many messages; no more are shown\n";
+        vram_say_raw(last, sizeof(last) - 1);
+        return;
+    }
+    int len = snprintf(buf, sizeof(buf), "%s", prefix);
+    va_list ap;
+    va_start(ap, fmt);
+    int more = vsnprintf(buf + len, sizeof(buf) - (size_t)len - 1, fmt, ap);
+    va_end(ap);
+    if (more < 0)
+        return;
+    len += more < (int)sizeof(buf) - len - 1 ? more : (int)sizeof(buf) - len - 2;
+    buf[len++] = '\n';
+    vram_say_raw(buf, (size_t)len);
+}
+
+#ifdef VRAM_CHECKS
+#include <stdlib.h>
+void vram_check_failed(const char *what, const char *file, int line)
+{
+    char buf[320];
+    int n = snprintf(buf, sizeof(buf), "vramshim: check failed: %s (%s:%d)\n", what, file, line);
+    if (n > 0 && write(STDERR_FILENO, buf, (size_t)n) < 0)
+        abort();
+    abort();
+}
+#endif

@@ -1,0 +1,243 @@
+#include "config/options.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/say.h"
+
+enum { COMPLAINTS_MAX = 8 };
+
+static struct vram_options options;
+const struct vram_options *const vram_options = &options;
+
+/* What was wrong, until it may be said. Written at load only. */
+static char complaints[COMPLAINTS_MAX][400];
+static unsigned complaint_count;
+
+static void complain(const char *fmt, ...) VRAM_PRINTF(1, 2);
+static void complain(const char *fmt, ...)
+{
+    if (complaint_count == COMPLAINTS_MAX)
+        return;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(complaints[complaint_count++], sizeof(complaints[0]), fmt, ap);
+    va_end(ap);
+}
+
+static int parse_free_mode(const char *s, enum vram_free_mode *ret_mode)
+{
+    if (strcmp(s, "sync") != 0)
+        return -EINVAL;
+    *ret_mode = VRAM_FREE_SYNC;
+    return 0;
+}
+
+/* A relative path is made absolute now, before the program changes its directory (law 26). */
+static int parse_output(const char *s, struct vram_output *ret_output)
+{
+    struct vram_output o = {.kind = VRAM_OUTPUT_PATH};
+    if (strcmp(s, "stderr") == 0 || strcmp(s, "none") == 0) {
+        o.kind = s[0] == 's' ? VRAM_OUTPUT_STDERR : VRAM_OUTPUT_NONE;
+        *ret_output = o;
+        return 0;
+    }
+    if (!*s)
+        return -EINVAL;
+    size_t at = 0;
+    if (*s != '/') {
+        char cwd[VRAM_PATH_MAX / 2];
+        if (!getcwd(cwd, sizeof(cwd)))
+            return -EINVAL;
+        for (const char *c = cwd; *c; c++) { /* a percent sign of the directory is not a pattern */
+            o.pattern[at++] = *c;
+            if (*c == '%')
+                o.pattern[at++] = '%';
+        }
+        o.pattern[at++] = '/';
+    }
+    if (at + strlen(s) >= sizeof(o.pattern))
+        return -EINVAL;
+    memcpy(o.pattern + at, s, strlen(s) + 1);
+    *ret_output = o;
+    return 0;
+}
+
+int vram_output_path(const struct vram_output *output, int pid, char *ret_path, size_t cap)
+{
+    struct vram_text t = {ret_path, cap, 0};
+    for (const char *c = output->pattern; *c; c++) {
+        if (c[0] != '%' || !c[1]) {
+            vram_text_add(&t, "%c", *c);
+            continue;
+        }
+        switch (*++c) {
+        case 'p': vram_text_add(&t, "%d", pid); break;
+        case 'h': {
+            char host[HOST_NAME_MAX + 1] = "localhost";
+            gethostname(host, sizeof(host));
+            host[HOST_NAME_MAX] = 0;
+            vram_text_add(&t, "%s", host);
+            break;
+        }
+        case '%': vram_text_add(&t, "%%"); break;
+        default: vram_text_add(&t, "%%%c", *c); break;
+        }
+    }
+    return t.len + 1 < cap ? 0 : -ENAMETOOLONG;
+}
+
+/* How each type is parsed and written; what its user may write, for the complaint. */
+#define PARSE_BOOL(s, f) vram_parse_bool(s, f)
+#define PARSE_SIZE(s, f) vram_parse_size(s, f)
+#define PARSE_PERCENT(s, f) vram_parse_percent(s, f)
+#define PARSE_FREE(s, f) parse_free_mode(s, f)
+#define PARSE_SIGNAL(s, f) vram_parse_signal(s, f)
+#define PARSE_OUTPUT(s, f) parse_output(s, f)
+
+enum type { BOOL, SIZE, PERCENT, FREE, SIGNAL, OUTPUT };
+
+static const char *const takes[] = {
+    [BOOL] = "0 or 1",
+    [SIZE] = "a size such as 512M or 4G, or none",
+    [PERCENT] = "a percentage from 0 to 100",
+    [FREE] = "sync",
+    [SIGNAL] = "a signal such as USR1, USR2 or RTMIN+3, or none",
+    [OUTPUT] = "stderr, none, or a path",
+};
+
+static const struct {
+    const char *name, *initial;
+    enum type type;
+} table[] = {
+#define VRAM_OPTION(NAME, field, TYPE, initial, help) {#NAME, initial, TYPE},
+#include "vramshim/options.def"
+#undef VRAM_OPTION
+};
+
+static int set(size_t index, const char *value)
+{
+    size_t i = 0;
+#define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
+    if (index == i++)                                                                                                  \
+        return PARSE_##TYPE(value, &options.field);
+#include "vramshim/options.def"
+#undef VRAM_OPTION
+    return -ENOENT;
+}
+
+/* Levenshtein distance, for the nearest name. Names are short. */
+static unsigned distance(const char *a, const char *b)
+{
+    unsigned row[40], lb = (unsigned)strlen(b);
+    if (lb >= VRAM_LENGTH(row))
+        return UINT_MAX;
+    for (unsigned j = 0; j <= lb; j++)
+        row[j] = j;
+    for (unsigned i = 1; *a; a++, i++) {
+        unsigned diagonal = row[0];
+        row[0] = i;
+        for (unsigned j = 1; j <= lb; j++) {
+            unsigned above = row[j], best = diagonal + (*a != b[j - 1]);
+            best = best < above + 1 ? best : above + 1;
+            best = best < row[j - 1] + 1 ? best : row[j - 1] + 1;
+            diagonal = above;
+            row[j] = best;
+        }
+    }
+    return row[lb];
+}
+
+static void complain_unknown(const char *name, size_t len)
+{
+    char unknown[40];
+    const char *nearest = NULL;
+    unsigned best = 4; /* further away is not a slip of the finger */
+    snprintf(unknown, sizeof(unknown), "%.*s", (int)len, name);
+    for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
+        unsigned d = distance(unknown, table[i].name);
+        if (d < best) {
+            best = d;
+            nearest = table[i].name;
+        }
+    }
+    if (nearest)
+        complain("VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", unknown, nearest);
+    else
+        complain("VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", unknown);
+}
+
+void vram_options_read(char *const *environ_strings)
+{
+    static const char prefix[] = "VRAMSHIM_";
+    complaint_count = 0;
+    for (size_t i = 0; i < VRAM_LENGTH(table); i++)
+        set(i, table[i].initial);
+
+    for (; environ_strings && *environ_strings; environ_strings++) {
+        const char *name = *environ_strings;
+        if (strncmp(name, prefix, sizeof(prefix) - 1) != 0)
+            continue;
+        name += sizeof(prefix) - 1;
+        size_t len = strcspn(name, "=");
+        const char *value = name[len] ? name + len + 1 : "";
+        size_t i = 0;
+        while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
+            i++;
+        if (i == VRAM_LENGTH(table))
+            complain_unknown(name, len);
+        else if (set(i, value) != 0)
+            complain("VRAMSHIM_%s=%.80s was ignored: it takes %s; using %s", table[i].name, value,
+                     takes[table[i].type], table[i].initial);
+    }
+}
+
+void vram_option_format(struct vram_text *t, size_t index)
+{
+    const char *const output_names[] = {"stderr", "none", options.report.pattern};
+#define FORMAT_BOOL(f) vram_text_add(t, "%d", f)
+#define FORMAT_SIZE(f)                                                                                                 \
+    do {                                                                                                               \
+        if ((f) == UINT64_MAX)                                                                                         \
+            vram_text_add(t, "none");                                                                                  \
+        else                                                                                                           \
+            vram_text_add(t, "%llu", (unsigned long long)(f));                                                         \
+    } while (0)
+#define FORMAT_PERCENT(f) vram_text_add(t, "%u.%02u", (f) / 100, (f) % 100)
+#define FORMAT_FREE(f) vram_text_add(t, "%s", (f) == VRAM_FREE_SYNC ? "sync" : "?")
+#define FORMAT_SIGNAL(f) vram_signal_format(t, f)
+#define FORMAT_OUTPUT(f) vram_text_add(t, "%s", output_names[(f).kind])
+    size_t i = 0;
+#define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
+    if (index == i++) {                                                                                                \
+        FORMAT_##TYPE(options.field);                                                                                  \
+        return;                                                                                                        \
+    }
+#include "vramshim/options.def"
+#undef VRAM_OPTION
+}
+
+void vram_options_complain(void)
+{
+    for (unsigned i = 0; i < complaint_count; i++)
+        vram_say("%s", complaints[i]);
+    if (!options.verbose)
+        return;
+    static const char *const help[] = {
+#define VRAM_OPTION(NAME, field, TYPE, initial, text) text,
+#include "vramshim/options.def"
+#undef VRAM_OPTION
+    };
+    for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
+        char buf[VRAM_PATH_MAX + 16];
+        struct vram_text value = VRAM_TEXT(buf);
+        vram_text_add(&value, "%s", "");
+        vram_option_format(&value, i);
+        vram_say("VRAMSHIM_%s=%s  (%s)", table[i].name, buf, help[i]);
+    }
+}

@@ -1,0 +1,58 @@
+/*
+ * The options, read once from the environment at load, constant afterwards: no lock. Reading is silent, so that a program
+ * without CUDA prints nothing (law 6); what was wrong is kept and said by vram_options_complain() at the first use of
+ * GPU memory. A bad value keeps the default.
+ */
+#ifndef VRAM_CONFIG_OPTIONS_H
+#define VRAM_CONFIG_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/text.h"
+
+enum { VRAM_PATH_MAX = 4096 };
+
+enum vram_free_mode { VRAM_FREE_SYNC };
+
+enum vram_output_kind { VRAM_OUTPUT_STDERR, VRAM_OUTPUT_NONE, VRAM_OUTPUT_PATH };
+
+struct vram_output {
+    enum vram_output_kind kind;
+    char pattern[VRAM_PATH_MAX]; /* absolute; %p and %h not yet replaced */
+};
+
+struct vram_options {
+    bool cache;
+    uint64_t cache_max; /* bytes; UINT64_MAX: no limit */
+    uint32_t waste;     /* hundredths of a percent */
+    enum vram_free_mode free_mode;
+    int signal; /* 0: none */
+    struct vram_output report;
+    bool verbose;
+};
+
+extern const struct vram_options *const vram_options;
+
+/* From `environ` (NULL-terminated "NAME=value" strings). At load, and by the unit tests as often as they like. */
+void vram_options_read(char *const *environ_strings);
+
+/* One line for each value that could not be taken and each unknown VRAMSHIM_ name; with VERBOSE, every effective value. */
+void vram_options_complain(void);
+
+/* The effective value of the option `index` (in the order of options.def) as its user would write it. */
+void vram_option_format(struct vram_text *t, size_t index);
+
+/* Expands %p and %h. Returns 0, or -ENAMETOOLONG. */
+int vram_output_path(const struct vram_output *output, int pid, char *ret_path, size_t cap);
+
+/* Parsers, each returning 0 or -EINVAL and leaving *ret_ untouched then. */
+int vram_parse_size(const char *s, uint64_t *ret_bytes);
+int vram_parse_percent(const char *s, uint32_t *ret_hundredths);
+int vram_parse_bool(const char *s, bool *ret_value);
+int vram_parse_signal(const char *s, int *ret_signal);
+
+void vram_signal_format(struct vram_text *t, int sig); /* "USR1", "RTMIN+3", "none" */
+
+#endif

@@ -1,0 +1,198 @@
+#include "control/disposition.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/libc.h"
+#include "base/lock.h"
+#include "base/proc.h"
+#include "base/say.h"
+#include "config/options.h"
+#include "control/thread.h"
+
+/* What the program believes is installed. Written under SIGNAL with every signal blocked; read by the handler on any
+ * thread, which takes a copy and looks whether `version` moved meanwhile (odd: being written). */
+static struct sigaction believed;
+static atomic_uint version;
+static atomic_bool spent;       /* SA_RESETHAND: the one call has been made; it is SIG_DFL again */
+static bool interrupts_signal;  /* siginterrupt(sig, 1) was called: signal() installs without SA_RESTART. Under SIGNAL */
+
+static bool is_function(const struct sigaction *act)
+{
+    return (act->sa_flags & SA_SIGINFO) || (act->sa_handler != SIG_DFL && act->sa_handler != SIG_IGN);
+}
+
+static struct sigaction read_believed(void)
+{
+    struct sigaction copy;
+    unsigned before;
+    do {
+        before = atomic_load(&version);
+        copy = believed;
+        atomic_thread_fence(memory_order_acquire);
+    } while ((before & 1) || before != atomic_load(&version));
+    return copy;
+}
+
+static void on_signal(int sig, siginfo_t *info, void *context)
+{
+    int saved = errno;
+    struct sigaction program = read_believed();
+    bool run = is_function(&program);
+    if (run && (program.sa_flags & SA_RESETHAND))
+        run = !atomic_exchange(&spent, true);
+
+    /* A vfork child shares our memory but is not us. Ask first: the program's handler may never return. */
+    if (vram_proc_is_recorded() && !vram_control_request() && !run) {
+        static const char text[] = "vramshim: signal received; this program has not used GPU memory, nothing to give back\n";
+        vram_say_raw(text, sizeof(text) - 1);
+    }
+    errno = saved;
+    if (!run)
+        return;
+    if (program.sa_flags & SA_SIGINFO)
+        program.sa_sigaction(sig, info, context);
+    else
+        program.sa_handler(sig);
+}
+
+/* The action for the kernel: ours, with the flags and the mask that the program wants for its own. */
+static struct sigaction for_kernel(const struct sigaction *program)
+{
+    struct sigaction act = *program;
+    if (!is_function(program)) {
+        if (program->sa_handler == SIG_IGN)
+            return act;
+        /* Default: native would have ended the process, so there is no native behaviour of interrupted calls to keep. */
+        memset(&act, 0, sizeof(act));
+        act.sa_flags = SA_RESTART | SA_ONSTACK;
+    }
+    act.sa_sigaction = on_signal;
+    act.sa_flags = (act.sa_flags & ~SA_RESETHAND) | SA_SIGINFO;
+    return act;
+}
+
+/* Under SIGNAL, signals blocked. */
+static void believe(const struct sigaction *act)
+{
+    atomic_fetch_add(&version, 1);
+    atomic_thread_fence(memory_order_release);
+    believed = *act;
+    atomic_store(&spent, false);
+    atomic_fetch_add(&version, 1);
+}
+
+static void enter(sigset_t *ret_before)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, ret_before);
+    vram_lock(VRAM_RANK_SIGNAL);
+}
+
+static void leave(const sigset_t *before)
+{
+    vram_unlock(VRAM_RANK_SIGNAL);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+static struct sigaction visible(void)
+{
+    struct sigaction act = believed;
+    if (atomic_load(&spent)) {
+        act.sa_handler = SIG_DFL;
+        act.sa_flags &= ~(SA_SIGINFO | SA_RESETHAND);
+    }
+    return act;
+}
+
+/* Under SIGNAL. 0, or -1 with errno set by the kernel. */
+static int install(const struct sigaction *act)
+{
+    struct sigaction kernel = for_kernel(act);
+    if (vram_libc_sigaction()(vram_options->signal, &kernel, NULL) != 0)
+        return -1;
+    believe(act);
+    return 0;
+}
+
+void vram_disposition_init(void)
+{
+    struct sigaction now;
+    sigset_t before;
+    if (!vram_options->signal || vram_libc_sigaction()(vram_options->signal, NULL, &now) != 0)
+        return;
+    enter(&before);
+    install(&now);
+    leave(&before);
+}
+
+bool vram_disposition_ours(int sig) { return sig != 0 && sig == vram_options->signal && vram_proc_is_recorded(); }
+
+int vram_disposition_action(const struct sigaction *act, struct sigaction *old)
+{
+    sigset_t before;
+    /* Copies first: the program's pointers may be bad, and may be the same. */
+    struct sigaction wanted, previous;
+    if (act)
+        wanted = *act;
+    enter(&before);
+    previous = visible();
+    int r = act ? install(&wanted) : 0;
+    int error = errno;
+    leave(&before);
+    errno = error;
+    if (r == 0 && old)
+        *old = previous;
+    return r;
+}
+
+sighandler_t vram_disposition_signal(sighandler_t handler, int flags, bool mask_itself)
+{
+    struct sigaction act = {0}, old;
+    if (handler == SIG_ERR) {
+        errno = EINVAL;
+        return SIG_ERR;
+    }
+    act.sa_handler = handler;
+    act.sa_flags = flags;
+    if (mask_itself) {
+        sigaddset(&act.sa_mask, vram_options->signal);
+        act.sa_flags |= __atomic_load_n(&interrupts_signal, __ATOMIC_RELAXED) ? 0 : SA_RESTART;
+    }
+    return vram_disposition_action(&act, &old) == 0 ? old.sa_handler : SIG_ERR;
+}
+
+sighandler_t vram_disposition_sigset(sighandler_t handler)
+{
+    struct sigaction act = {0}, old;
+    sigset_t only, before;
+    sigemptyset(&only);
+    sigaddset(&only, vram_options->signal);
+    if (handler == SIG_HOLD) {
+        if (pthread_sigmask(SIG_BLOCK, &only, &before) != 0 || vram_disposition_action(NULL, &old) != 0)
+            return SIG_ERR;
+        return sigismember(&before, vram_options->signal) ? SIG_HOLD : old.sa_handler;
+    }
+    act.sa_handler = handler;
+    if (vram_disposition_action(&act, &old) != 0 || pthread_sigmask(SIG_UNBLOCK, &only, &before) != 0)
+        return SIG_ERR;
+    return sigismember(&before, vram_options->signal) ? SIG_HOLD : old.sa_handler;
+}
+
+int vram_disposition_interrupt(int interrupt)
+{
+    sigset_t before;
+    enter(&before);
+    struct sigaction act = visible();
+    __atomic_store_n(&interrupts_signal, interrupt != 0, __ATOMIC_RELAXED);
+    if (interrupt)
+        act.sa_flags &= ~SA_RESTART;
+    else
+        act.sa_flags |= SA_RESTART;
+    int r = install(&act);
+    leave(&before);
+    return r;
+}

@@ -1,0 +1,152 @@
+#include "control/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/compiler.h"
+#include "base/say.h"
+#include "base/text.h"
+#include "config/options.h"
+#include "driver/capture.h"
+#include "heap/heap.h"
+#include "heap/reclaim.h"
+
+enum { STACK = 1 << 20 }; /* the C library takes the program's thread-local storage out of it */
+
+static sem_t requests;      /* one post for each signal; private to the process */
+static atomic_bool started; /* somebody starts, or has started, the thread */
+static atomic_bool running; /* requests are served */
+
+static void signal_name(struct vram_text *t)
+{
+    vram_text_add(t, "flush (SIG");
+    vram_signal_format(t, vram_options->signal);
+    vram_text_add(t, "): ");
+}
+
+static void amount(struct vram_text *t, uint64_t blocks, uint64_t bytes)
+{
+    vram_text_count(t, blocks, "block");
+    vram_text_add(t, " (");
+    vram_text_bytes(t, bytes);
+    vram_text_add(t, ")");
+}
+
+static void tell(const struct vram_reclaimed *done, uint64_t ns)
+{
+    char buf[320];
+    struct vram_text t = VRAM_TEXT(buf);
+    signal_name(&t);
+    if (done->blocks == 0 && done->kept_blocks == 0) {
+        vram_text_add(&t, "nothing was kept, so there is nothing to give back");
+    } else {
+        vram_text_add(&t, "gave ");
+        amount(&t, done->blocks, done->bytes);
+        vram_text_add(&t, " back to the driver in ");
+        vram_text_duration(&t, ns);
+        vram_text_add(&t, ", kept ");
+        amount(&t, done->kept_blocks, done->kept_bytes);
+        if (done->refused != CUDA_SUCCESS)
+            vram_text_add(&t, ": the driver refused with error %d", done->refused);
+        else if (done->kept_blocks)
+            vram_text_add(&t, ", freed by the program meanwhile");
+    }
+    vram_say("%s", buf);
+}
+
+static void flush(void)
+{
+    struct vram_reclaimed total = {0};
+    bool told = false;
+    uint64_t start = vram_now();
+    for (;;) {
+        struct vram_reclaimed now = vram_reclaim_all();
+        total.blocks += now.blocks;
+        total.bytes += now.bytes;
+        total.kept_blocks = now.kept_blocks;
+        total.kept_bytes = now.kept_bytes;
+        total.refused = now.refused;
+        if (!now.capture || vram_heap_is_exiting())
+            break;
+        if (!told) {
+            char buf[160];
+            struct vram_text t = VRAM_TEXT(buf);
+            signal_name(&t);
+            vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
+            vram_say("%s", buf);
+            told = true;
+        }
+        while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
+            ;
+    }
+    tell(&total, vram_now() - start);
+}
+
+static void *serve(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        while (sem_wait(&requests) != 0 && errno == EINTR)
+            ;
+        /* A storm of signals is one flush; one that arrives from here on is another. */
+        while (sem_trywait(&requests) == 0)
+            ;
+        flush();
+    }
+    return NULL;
+}
+
+static int start_thread(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    if (sem_init(&requests, 0, 0) != 0)
+        return errno;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attr, STACK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = pthread_create(&thread, &attr, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    if (r == 0)
+        pthread_setname_np(thread, "vramshim");
+    return r;
+}
+
+void vram_control_start(void)
+{
+    if (vram_likely(atomic_load_explicit(&started, memory_order_relaxed)) || atomic_exchange(&started, true))
+        return;
+    int saved = errno;
+    vram_options_complain();
+    if (vram_options->signal) {
+        int r = start_thread();
+        if (r == 0)
+            atomic_store(&running, true);
+        else
+            vram_say("cannot start a thread (%s): the signal will not give memory back; all else works", strerror(r));
+    }
+    errno = saved;
+}
+
+bool vram_control_request(void)
+{
+    if (!atomic_load(&running))
+        return false;
+    sem_post(&requests);
+    return true;
+}
+
+void vram_control_forget(void)
+{
+    atomic_store(&running, false);
+    atomic_store(&started, false);
+}

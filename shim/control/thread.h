@@ -1,0 +1,19 @@
+/*
+ * The thread behind the signal (law 23): the handler only posts; this thread, with all signals blocked, gives the blocks
+ * back and says what it did. It is started at the program's first use of GPU memory, never before (law 6).
+ */
+#ifndef VRAM_CONTROL_THREAD_H
+#define VRAM_CONTROL_THREAD_H
+
+#include <stdbool.h>
+
+/* The program uses GPU memory from now on: say what is wrong with its options, start the thread. Cheap when done already.
+ * If no thread can be had, one line says so and flushes are not possible (law 30). */
+void vram_control_start(void);
+
+/* Asks for a flush. Async-signal-safe. False if the thread is not running. */
+bool vram_control_request(void);
+
+void vram_control_forget(void); /* in a forked child: there is no thread; start may start one */
+
+#endif

@@ -1,0 +1,41 @@
+#include "driver/driver.h"
+
+#include <stdint.h>
+
+#include "base/elf.h"
+
+struct vram_driver vram_driver_table;
+bool vram_driver_ready;
+
+static uintptr_t code_start, code_end; /* accessed atomically, valid once the table is ready */
+
+bool vram_driver_find(void)
+{
+    if (__atomic_load_n(&vram_driver_ready, __ATOMIC_ACQUIRE))
+        return true;
+    const struct link_map *map = vram_elf_find("libcuda.so.1");
+    if (!map)
+        return false;
+
+    /* Threads that come here together write the same values: each store is atomic, the flag comes last. */
+#define FIND(name) __atomic_store_n((void **)&vram_driver_table.name, vram_elf_symbol(map, #name), __ATOMIC_RELAXED);
+#define VRAM_HOOK(name, parameters, arguments) FIND(name)
+#define VRAM_CALL(name) FIND(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+#undef FIND
+    uintptr_t start, end;
+    vram_elf_span(map, &start, &end);
+    __atomic_store_n(&code_start, start, __ATOMIC_RELAXED);
+    __atomic_store_n(&code_end, end, __ATOMIC_RELAXED);
+    __atomic_store_n(&vram_driver_ready, true, __ATOMIC_RELEASE);
+    return true;
+}
+
+bool vram_driver_contains(const void *address)
+{
+    return __atomic_load_n(&vram_driver_ready, __ATOMIC_ACQUIRE) &&
+           (uintptr_t)address >= __atomic_load_n(&code_start, __ATOMIC_RELAXED) &&
+           (uintptr_t)address < __atomic_load_n(&code_end, __ATOMIC_RELAXED);
+}

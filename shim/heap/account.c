@@ -1,0 +1,119 @@
+#include "heap/account.h"
+
+#include "base/check.h"
+#include "base/meta.h"
+
+static void raise_peak(uint64_t *peak, uint64_t value)
+{
+    if (value > *peak)
+        *peak = value;
+}
+
+static uint64_t waste_of(const struct vram_block *b) { return vram_footprint(b->capacity) - vram_footprint(b->size); }
+
+static void live_more(struct vram_account *a, const struct vram_block *b)
+{
+    a->live_bytes += b->size;
+    a->live_blocks++;
+    a->wasted_bytes += waste_of(b);
+    raise_peak(&a->peak_live_bytes, a->live_bytes);
+    raise_peak(&a->peak_wasted_bytes, a->wasted_bytes);
+    if (b->chunk)
+        b->chunk->live++;
+}
+
+static void live_less(struct vram_account *a, const struct vram_block *b)
+{
+    VRAM_CHECK(a->live_bytes >= b->size && a->live_blocks > 0);
+    a->live_bytes -= b->size;
+    a->live_blocks--;
+    a->wasted_bytes -= waste_of(b);
+    if (b->chunk)
+        b->chunk->live--;
+}
+
+/* Pages that this cached block alone decides about. */
+static uint64_t pages_freed_by(const struct vram_block *b)
+{
+    if (b->chunk)
+        return b->chunk->live == 0;
+    return vram_is_small(b->capacity) ? 0 : vram_footprint(b->capacity) >> VRAM_PAGE_SHIFT;
+}
+
+void vram_account_born(struct vram_account *a, struct vram_block *b)
+{
+    /* Where a chunk had only cached blocks, its page counted as free until now. */
+    if (b->chunk && b->chunk->live == 0 && b->chunk->blocks > 1)
+        a->cached_pages--;
+    a->used = true;
+    a->held_bytes += b->capacity;
+    a->held_blocks++;
+    raise_peak(&a->peak_held_bytes, a->held_bytes);
+    live_more(a, b);
+}
+
+void vram_account_cached(struct vram_account *a, struct vram_block *b)
+{
+    live_less(a, b);
+    a->cached_bytes += b->capacity;
+    a->cached_blocks++;
+    a->cached_pages += pages_freed_by(b);
+    raise_peak(&a->peak_cached_bytes, a->cached_bytes);
+}
+
+void vram_account_reused(struct vram_account *a, struct vram_block *b)
+{
+    VRAM_CHECK(a->cached_bytes >= b->capacity && a->cached_blocks > 0);
+    a->cached_pages -= pages_freed_by(b);
+    a->cached_bytes -= b->capacity;
+    a->cached_blocks--;
+    live_more(a, b);
+}
+
+void vram_account_gone(struct vram_account *a, struct vram_block *b)
+{
+    VRAM_CHECK(a->held_bytes >= b->capacity && a->held_blocks > 0);
+    if (b->state == VRAM_CACHED) {
+        a->cached_bytes -= b->capacity;
+        a->cached_blocks--;
+        /* A chunk's page stops being "free but cached" when its last block goes: then the driver has it. */
+        if (!b->chunk)
+            a->cached_pages -= pages_freed_by(b);
+        else if (b->chunk->live == 0 && b->chunk->blocks == 1)
+            a->cached_pages--;
+    } else {
+        live_less(a, b);
+        if (b->chunk && b->chunk->live == 0 && b->chunk->blocks > 1)
+            a->cached_pages++;
+    }
+    a->held_bytes -= b->capacity;
+    a->held_blocks--;
+}
+
+struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr)
+{
+    struct vram_chunk *c;
+    uint64_t page = addr >> VRAM_PAGE_SHIFT;
+    HASH_FIND(hh, *chunks, &page, sizeof(page), c);
+    if (!c) {
+        c = vram_meta_alloc(sizeof(*c));
+        if (!c)
+            return NULL;
+        *c = (struct vram_chunk){.page = page};
+        HASH_ADD(hh, *chunks, page, sizeof(page), c);
+        if (!c->hh.tbl) {
+            vram_meta_free(c, sizeof(*c));
+            return NULL;
+        }
+    }
+    c->blocks++;
+    return c;
+}
+
+void vram_chunk_leave(struct vram_chunk **chunks, struct vram_chunk *chunk)
+{
+    if (!chunk || --chunk->blocks > 0)
+        return;
+    HASH_DELETE(hh, *chunks, chunk);
+    vram_meta_free(chunk, sizeof(*chunk));
+}

@@ -1,0 +1,61 @@
+/*
+ * The books of each device: what the program holds, what the cache holds, what was saved. All under HEAP.
+ *
+ *   live_bytes   = sum of size over live and freeing blocks          (what the program asked for)
+ *   held_bytes   = sum of capacity over all blocks                   (what the driver gave)
+ *   cached_bytes = sum of capacity over cached blocks
+ *   driver_allocs - driver_frees - ended_all = number of blocks held
+ *   allocs = hits + driver_allocs (successful ones)
+ */
+#ifndef VRAM_HEAP_ACCOUNT_H
+#define VRAM_HEAP_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ledger/block.h"
+
+enum { VRAM_DEVICES_MAX = 64, VRAM_DOUBLE_FREES_MAX = 16 };
+
+struct vram_account {
+    bool used; /* the program allocated here */
+    uint64_t live_bytes, live_blocks, peak_live_bytes;
+    uint64_t held_bytes, held_blocks, peak_held_bytes;
+    uint64_t cached_bytes, cached_blocks, peak_cached_bytes;
+    uint64_t cached_pages;  /* pages of 2 MiB that natively would be free */
+    uint64_t wasted_bytes;  /* footprint of live blocks beyond what fresh ones would take */
+    uint64_t peak_wasted_bytes;
+    uint64_t allocs, hits, driver_allocs;
+    uint64_t frees, driver_frees;
+    uint64_t double_frees;
+    uint64_t ended_blocks, ended_bytes; /* live when their context ended */
+    uint64_t ended_all;                 /* the same, with cached ones */
+    uint64_t oom_rescued, oom_failed;
+    uint64_t flushed_blocks, flushed_bytes;
+    bool pitch_known;   /* a native call confirmed that rows are rounded up to 512 bytes here */
+    bool pitch_foreign; /* a native call showed another rule: pitched requests are never served from the cache */
+};
+
+/* A free of memory that was free already: refused, told at exit with both places. */
+struct vram_double_free {
+    uint64_t addr, size;
+    struct vram_site first, second;
+};
+
+/* The 2 MiB that small blocks share. */
+struct vram_chunk {
+    uint64_t page; /* address >> VRAM_PAGE_SHIFT, the key */
+    uint32_t blocks, live;
+    UT_hash_handle hh;
+};
+
+/* Changes of a block's state, each keeping the equations above. `device` is the block's. */
+void vram_account_born(struct vram_account *a, struct vram_block *b);    /* the driver gave it; it is live */
+void vram_account_cached(struct vram_account *a, struct vram_block *b);  /* live -> cached */
+void vram_account_reused(struct vram_account *a, struct vram_block *b);  /* cached -> live; b->size is the new one */
+void vram_account_gone(struct vram_account *a, struct vram_block *b);    /* live or cached -> no longer ours */
+
+struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr); /* NULL: no memory */
+void vram_chunk_leave(struct vram_chunk **chunks, struct vram_chunk *chunk);
+
+#endif

@@ -1,0 +1,422 @@
+#include "heap/heap.h"
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/compiler.h"
+#include "base/lock.h"
+#include "base/meta.h"
+#include "base/proc.h"
+#include "base/say.h"
+#include "config/options.h"
+#include "driver/capture.h"
+#include "driver/driver.h"
+#include "heap/life.h"
+#include "heap/reclaim.h"
+
+static bool exiting; /* accessed atomically */
+static bool used;    /* accessed atomically */
+
+void vram_heap_exiting(void) { __atomic_store_n(&exiting, true, __ATOMIC_RELEASE); }
+bool vram_heap_is_exiting(void) { return __atomic_load_n(&exiting, __ATOMIC_ACQUIRE); }
+bool vram_heap_used(void) { return __atomic_load_n(&used, __ATOMIC_ACQUIRE); }
+
+static struct vram_site site_here(uintptr_t caller)
+{
+    static VRAM_TLS uint32_t tid;
+    static VRAM_TLS int tid_pid; /* a forked child's thread has another tid */
+    if (vram_unlikely(tid_pid != vram_proc_pid())) {
+        tid = (uint32_t)syscall(SYS_gettid);
+        tid_pid = vram_proc_pid();
+    }
+    return (struct vram_site){vram_now(), caller, tid};
+}
+
+/* The cache may serve and keep now. A capture is the program's business alone (law 17). */
+static bool caching(void)
+{
+    return vram_options->cache && !vram_heap_is_exiting() && !vram_capture_active();
+}
+
+/* Serves a request from the cache; the address, or 0. */
+static CUdeviceptr take_cached(CUcontext ctx, size_t size, enum vram_family family, struct vram_site site)
+{
+    CUdeviceptr addr = 0;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_of_current(ctx);
+    if (life && family == VRAM_PITCH && !vram_books(life->device)->pitch_known)
+        life = NULL;
+    struct vram_block *b = life ? vram_cache_take(&life->cache, size, vram_options->waste) : NULL;
+    if (b) {
+        struct vram_account *books = vram_books(life->device);
+        VRAM_CHECK(b->state == VRAM_CACHED && b->capacity >= size);
+        b->state = VRAM_LIVE;
+        b->size = size;
+        b->family = family;
+        b->told = false;
+        b->born = site;
+        vram_account_reused(books, b);
+        books->allocs++;
+        books->hits++;
+        addr = b->addr;
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    return addr;
+}
+
+/* The driver gave an address that we believe to hold already: its context ended without our seeing it. The driver is
+ * right. Under HEAP. */
+static void forget_stale(uint64_t addr)
+{
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, addr);
+    if (!b || b->state == VRAM_FREEING)
+        return;
+    struct vram_account *books = vram_books(b->life->device);
+    books->ended_all++;
+    if (b->state == VRAM_CACHED) {
+        vram_cache_remove(&b->life->cache, b);
+    } else {
+        books->ended_blocks++;
+        books->ended_bytes += b->size;
+    }
+    vram_block_withdraw(b);
+    vram_meta_free(b, sizeof(*b));
+}
+
+/* Enters what the driver gave (law 16: after it came back). Without host memory for the entry the block is simply unknown
+ * to us, and its free goes to the driver like any other. */
+static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_family family, struct vram_site site)
+{
+    struct vram_block *b = vram_meta_alloc(sizeof(*b));
+    bool entered = false;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = b ? vram_life_of_current(ctx) : NULL;
+    if (life) {
+        struct vram_account *books = vram_books(life->device);
+        forget_stale(addr);
+        *b = (struct vram_block){
+            .addr = addr, .capacity = size, .size = size, .life = life, .state = VRAM_LIVE, .family = family, .born = site};
+        if (!vram_ledger_find(&vram_heap.ledger, addr) && vram_block_enter(b)) {
+            books->allocs++;
+            books->driver_allocs++;
+            entered = true;
+        }
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    __atomic_store_n(&used, true, __ATOMIC_RELEASE);
+    if (!entered) {
+        vram_meta_free(b, sizeof(*b));
+        if (!life)
+            return; /* the context is being destroyed under us: the program's race */
+        vram_say("no host memory to account for an allocation; it works, but is not cached and not reported");
+    }
+}
+
+/* Rows are rounded up to 512 bytes on every card that we measured; each native call confirms or refutes that for its
+ * device, and only what was confirmed is served from the cache. */
+static size_t row_pitch(size_t width) { return width > SIZE_MAX - 511 ? 0 : (width + 511) & ~(size_t)511; }
+
+static void learn_pitch(CUcontext ctx, size_t width, size_t pitch)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_of_current(ctx);
+    if (life) {
+        struct vram_account *books = vram_books(life->device);
+        books->pitch_foreign |= pitch != row_pitch(width);
+        books->pitch_known = !books->pitch_foreign;
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+/* What the program asked for. Of a plain request only `size` means something. */
+struct request {
+    enum vram_family family;
+    size_t size, width, height;
+    unsigned element;
+};
+
+/* Outputs are ours, not the program's, so that a failure leaves the program's as they were. */
+static CUresult ask_driver(const struct request *q, CUdeviceptr *ret_addr, size_t *ret_pitch)
+{
+    if (q->family == VRAM_PLAIN)
+        return VRAM_DRV(cuMemAlloc_v2)(ret_addr, q->size);
+    return VRAM_DRV(cuMemAllocPitch_v2)(ret_addr, ret_pitch, q->width, q->height, q->element);
+}
+
+static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller, CUdeviceptr *ret_addr,
+                         size_t *ret_pitch)
+{
+    struct vram_site site = site_here(caller);
+    if (caching() && (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
+        *ret_pitch = row_pitch(q->width);
+        return CUDA_SUCCESS;
+    }
+    CUresult r = ask_driver(q, ret_addr, ret_pitch);
+    if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && caching()) {
+        struct vram_ladder ladder = {.size = q->size};
+        while (r == CUDA_ERROR_OUT_OF_MEMORY && vram_ladder_climb(&ladder, ctx))
+            r = ask_driver(q, ret_addr, ret_pitch);
+        vram_ladder_end(&ladder, r);
+    }
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (q->family == VRAM_PITCH)
+        learn_pitch(ctx, q->width, *ret_pitch);
+    enter_new(ctx, *ret_addr, q->family == VRAM_PITCH ? *ret_pitch * q->height : q->size, q->family, site);
+    return CUDA_SUCCESS;
+}
+
+CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
+{
+    CUdeviceptr addr = 0;
+    size_t pitch;
+    if (!vram_driver()->cuMemAlloc_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUcontext ctx = dptr && size ? vram_life_context() : NULL;
+    if (!ctx) /* a bad call, or no context: the driver's own answer */
+        return VRAM_DRV(cuMemAlloc_v2)(dptr, size);
+    const struct request q = {.family = VRAM_PLAIN, .size = size};
+    CUresult r = allocate(&q, ctx, caller, &addr, &pitch);
+    if (r == CUDA_SUCCESS)
+        *dptr = addr;
+    return r;
+}
+
+CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
+                               uintptr_t caller)
+{
+    CUdeviceptr addr = 0;
+    size_t given = 0, size = 0;
+    if (!vram_driver()->cuMemAllocPitch_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool good = dptr && pitch && width && height && (element == 4 || element == 8 || element == 16) &&
+                row_pitch(width) && !__builtin_mul_overflow(row_pitch(width), height, &size);
+    CUcontext ctx = good ? vram_life_context() : NULL;
+    if (!ctx)
+        return VRAM_DRV(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
+    const struct request q = {VRAM_PITCH, size, width, height, element};
+    CUresult r = allocate(&q, ctx, caller, &addr, &given);
+    if (r == CUDA_SUCCESS) {
+        *dptr = addr;
+        *pitch = given;
+    }
+    return r;
+}
+
+/* A second free: answered without the driver, which still owns the block in our cache (laws 8, 9). Under HEAP. */
+static void note_double_free(struct vram_block *b, struct vram_site site)
+{
+    vram_books(b->life->device)->double_frees++;
+    if (b->told || vram_heap.double_frees_kept == VRAM_DOUBLE_FREES_MAX)
+        return;
+    b->told = true;
+    vram_heap.double_frees[vram_heap.double_frees_kept++] =
+        (struct vram_double_free){b->addr, b->size, b->freed, site};
+}
+
+static bool room_in_cache(const struct vram_block *b)
+{
+    const struct vram_account *books = vram_books(b->life->device);
+    return books->cached_bytes + b->capacity <= vram_options->cache_max;
+}
+
+/* Waits for the block's work as the driver's free would, without the driver's free. */
+static CUresult wait_for_work(struct vram_life *life)
+{
+    if (!vram_gate_enter())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* a capture began: the caller's own native free decides */
+    CUresult r = vram_life_synchronise(life);
+    vram_gate_leave();
+    return r;
+}
+
+/* The driver's free of a block that we know, with its answer. Out of the ledger before, and back into it if the driver
+ * refuses (law 16). The block is FREEING and its life pinned. */
+static CUresult free_native(struct vram_block *b)
+{
+    CUdeviceptr addr = b->addr;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_account *books = vram_books(b->life->device);
+    vram_block_withdraw(b);
+    vram_unlock(VRAM_RANK_HEAP);
+
+    CUresult r = VRAM_DRV(cuMemFree_v2)(addr);
+
+    vram_lock(VRAM_RANK_HEAP);
+    /* On the way out the driver may be gone already; that is not the program's leak. */
+    if (r == CUDA_SUCCESS || r == CUDA_ERROR_DEINITIALIZED) {
+        books->frees++;
+        books->driver_frees++;
+        vram_unlock(VRAM_RANK_HEAP);
+        vram_meta_free(b, sizeof(*b));
+        return r;
+    }
+    b->state = VRAM_LIVE;
+    bool kept = !vram_ledger_find(&vram_heap.ledger, addr) && vram_block_enter(b);
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!kept)
+        vram_meta_free(b, sizeof(*b));
+    return r;
+}
+
+CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
+{
+    if (!vram_driver()->cuMemFree_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!dptr)
+        return VRAM_DRV(cuMemFree_v2)(dptr);
+
+    struct vram_site site = site_here(caller);
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
+    if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
+        vram_unlock(VRAM_RANK_HEAP);
+        return VRAM_DRV(cuMemFree_v2)(dptr);
+    }
+    if (b->state != VRAM_LIVE) {
+        note_double_free(b, site);
+        vram_unlock(VRAM_RANK_HEAP);
+        /* In a capture even a bad free has its effect on the capture: let the driver answer for an address that is as
+         * unknown to it as this one natively would be. */
+        return vram_capture_active() ? VRAM_DRV(cuMemFree_v2)(VRAM_NEVER_ALLOCATED) : CUDA_ERROR_INVALID_VALUE;
+    }
+    struct vram_life *life = b->life;
+    b->state = VRAM_FREEING;
+    b->freed = site;
+    bool cacheable = caching() && !b->identity_left && !life->uncached && room_in_cache(b);
+    vram_life_pin(life);
+    vram_unlock(VRAM_RANK_HEAP);
+
+    CUresult r;
+    if (cacheable && wait_for_work(life) == CUDA_SUCCESS) {
+        vram_lock(VRAM_RANK_HEAP);
+        struct vram_account *books = vram_books(life->device);
+        b->state = VRAM_CACHED;
+        books->frees++;
+        vram_account_cached(books, b);
+        vram_cache_put(&life->cache, b); /* its work is done: now it may be seen (law 16) */
+        vram_unlock(VRAM_RANK_HEAP);
+        r = CUDA_SUCCESS;
+    } else {
+        /* Not to be kept, or its work failed: the program gets what the driver says of this free (law 13). */
+        r = free_native(b);
+    }
+    vram_life_unpin(life);
+    return r;
+}
+
+CUresult vram_heap_info(size_t *free, size_t *total)
+{
+    size_t driver_free = 0, driver_total = 0;
+    const struct vram_driver *drv = vram_driver();
+    if (!drv->cuMemGetInfo_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult r = VRAM_DRV(cuMemGetInfo_v2)(free ? &driver_free : NULL, total ? &driver_total : NULL);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (total)
+        *total = driver_total;
+    if (!free)
+        return r;
+
+    /* What we keep would natively be free (law 12): counted in pages, as the driver does. */
+    CUcontext ctx = vram_life_context();
+    CUdevice device;
+    if (ctx && drv->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
+        vram_lock(VRAM_RANK_HEAP);
+        driver_free += vram_books(device)->cached_pages << VRAM_PAGE_SHIFT;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    *free = total && driver_free > driver_total ? driver_total : driver_free;
+    return r;
+}
+
+/* Finds the block that contains the address: the driver knows the base of every allocation, ours are all its own. No lock
+ * held. Returns the base, or 0. */
+static CUdeviceptr base_of(CUdeviceptr address)
+{
+    CUdeviceptr base = 0;
+    size_t size;
+    const struct vram_driver *drv = vram_driver();
+    if (!drv->cuMemGetAddressRange_v2 || VRAM_DRV(cuMemGetAddressRange_v2)(&base, &size, address) != CUDA_SUCCESS)
+        return 0;
+    return base;
+}
+
+enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t *ret_size)
+{
+    enum vram_view view = VRAM_VIEW_UNKNOWN;
+    CUdeviceptr base = address;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        vram_lock(VRAM_RANK_HEAP);
+        const struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
+        if (b) {
+            view = b->state == VRAM_CACHED || address - base >= b->size ? VRAM_VIEW_NOTHING : VRAM_VIEW_LIVE;
+            *ret_base = base;
+            *ret_size = b->size;
+        }
+        vram_unlock(VRAM_RANK_HEAP);
+        if (b || attempt == 1 || !vram_heap_used() || (base = base_of(address)) == 0 || base == address)
+            break;
+    }
+    return view;
+}
+
+void vram_heap_identity_left(CUdeviceptr address)
+{
+    CUdeviceptr base;
+    size_t size;
+    if (vram_heap_view(address, &base, &size) != VRAM_VIEW_LIVE)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
+    if (b)
+        b->identity_left = true;
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
+{
+    bool locked = vram_lock_at_exit(VRAM_RANK_HEAP);
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++)
+        ret_summary->devices[d] = vram_heap.devices[d];
+    for (unsigned i = 0; i < VRAM_DOUBLE_FREES_MAX; i++)
+        ret_summary->double_frees[i] = vram_heap.double_frees[i];
+    ret_summary->double_frees_kept = vram_heap.double_frees_kept;
+    if (locked)
+        vram_unlock(VRAM_RANK_HEAP);
+    return locked;
+}
+
+unsigned vram_heap_largest_live(int device, struct vram_block *ret_blocks, unsigned max)
+{
+    unsigned n = 0;
+    if (max == 0 || !vram_lock_at_exit(VRAM_RANK_HEAP))
+        return 0;
+    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
+        if (b->state == VRAM_CACHED || b->life->device != device)
+            continue;
+        /* Insertion into the few largest; equal sizes in order of birth. */
+        unsigned at = n;
+        while (at > 0 && ret_blocks[at - 1].size < b->size)
+            at--;
+        if (at == max)
+            continue;
+        for (unsigned i = n < max ? n : max - 1; i > at; i--)
+            ret_blocks[i] = ret_blocks[i - 1];
+        ret_blocks[at] = *b;
+        n += n < max;
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    return n;
+}
+
+void vram_heap_forget(void)
+{
+    vram_heap = (struct vram_heap){0};
+    __atomic_store_n(&used, false, __ATOMIC_RELEASE);
+    vram_meta_forget();
+}

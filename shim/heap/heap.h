@@ -1,0 +1,70 @@
+/*
+ * The heap: where the ledger, the caches and the driver meet. It owns the lock HEAP, the lives of contexts and the books,
+ * and is the only layer that decides about a block.
+ *
+ * Every function here may call the driver, with no lock held; none may be called with one. Results are the driver's own
+ * (CUresult) where the program will see them.
+ *
+ * A block's way:
+ *
+ *      driver gives                 program frees               work is done
+ *   ----------------->  VRAM_LIVE  -------------->  VRAM_FREEING ----------> VRAM_CACHED
+ *                           ^                           |                      |   |
+ *                           |                           | not cacheable        |   | flush, out of memory
+ *                           |                           v                      |   v
+ *                           |                     driver's free                | driver's free
+ *                           +----------------------- serves a request ---------+
+ */
+#ifndef VRAM_HEAP_HEAP_H
+#define VRAM_HEAP_HEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "heap/account.h"
+#include "vramshim/cuda_abi.h"
+
+/* The program's calls (interpose/). `caller`: its return address, for the report. */
+CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller);
+CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
+                               uintptr_t caller);
+CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller);
+CUresult vram_heap_info(size_t *free, size_t *total);
+
+/* An address that no driver ever gives: it answers every query and free of this one as those of a freed one (measured). */
+#define VRAM_NEVER_ALLOCATED ((CUdeviceptr)0x10)
+
+/* What an address is to the program. */
+enum vram_view {
+    VRAM_VIEW_UNKNOWN,  /* not ours: the driver's word goes */
+    VRAM_VIEW_LIVE,     /* inside a block that the program holds: *ret_base and *ret_size are the program's */
+    VRAM_VIEW_NOTHING,  /* inside a cached block, or in the tail of a live one that the program did not ask for */
+};
+enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t *ret_size);
+
+/* The identity of the block that contains the address has left us: it goes back to the driver when freed (law 19). */
+void vram_heap_identity_left(CUdeviceptr address);
+
+/* Set when the process is on its way out: from then on no driver call is ours, calls of the program pass through. */
+void vram_heap_exiting(void);
+bool vram_heap_is_exiting(void);
+
+/* The program has used GPU memory in this process. */
+bool vram_heap_used(void);
+
+/* A copy of the books for the report, taken even when the lock cannot be had within 200 ms (false then: it may be torn). */
+struct vram_heap_summary {
+    struct vram_account devices[VRAM_DEVICES_MAX];
+    struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
+    unsigned double_frees_kept;
+};
+bool vram_heap_summarise(struct vram_heap_summary *ret_summary);
+
+/* The `max` largest blocks never freed on a device, largest first; returns how many. At exit only. */
+unsigned vram_heap_largest_live(int device, struct vram_block *ret_blocks, unsigned max);
+
+/* In a forked child: nothing of the parent is ours (law 25). */
+void vram_heap_forget(void);
+
+#endif

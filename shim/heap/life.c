@@ -1,0 +1,305 @@
+#include "heap/life.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/compiler.h"
+#include "base/lock.h"
+#include "base/meta.h"
+#include "driver/capture.h"
+#include "driver/driver.h"
+
+struct vram_heap vram_heap;
+
+/* Contexts made from green contexts, by handle: told before their life begins. Few; under HEAP. */
+enum { GREEN_MAX = 64 };
+static CUcontext green[GREEN_MAX];
+static unsigned green_next;
+
+struct vram_life *vram_life_find(CUcontext ctx)
+{
+    struct vram_life *life;
+    HASH_FIND(hh, vram_heap.lives, &ctx, sizeof(ctx), life);
+    return life && !life->closing ? life : NULL;
+}
+
+static bool exists(CUcontext ctx)
+{
+    struct vram_life *life;
+    HASH_FIND(hh, vram_heap.lives, &ctx, sizeof(ctx), life);
+    return life != NULL;
+}
+
+/* Under HEAP. */
+static struct vram_life *make(CUcontext ctx, int device)
+{
+    struct vram_life *life = vram_life_find(ctx);
+    if (life || exists(ctx))
+        return life;
+    life = vram_meta_alloc(sizeof(*life));
+    if (!life)
+        return NULL;
+    *life = (struct vram_life){.ctx = ctx, .device = device};
+    for (unsigned i = 0; i < GREEN_MAX; i++)
+        life->uncached |= green[i] == ctx;
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++)
+        life->primary |= vram_heap.primaries[d] == ctx;
+    HASH_ADD(hh, vram_heap.lives, ctx, sizeof(ctx), life);
+    if (!life->hh.tbl) {
+        vram_meta_free(life, sizeof(*life));
+        return NULL;
+    }
+    return life;
+}
+
+CUcontext vram_life_context(void)
+{
+    CUcontext ctx = NULL;
+    if (!vram_driver()->cuCtxGetCurrent || VRAM_DRV(cuCtxGetCurrent)(&ctx) != CUDA_SUCCESS)
+        return NULL;
+    return ctx;
+}
+
+struct vram_life *vram_life_of_current(CUcontext ctx)
+{
+    CUdevice device;
+    struct vram_life *life = vram_life_find(ctx);
+    if (vram_likely(life != NULL) || exists(ctx))
+        return life;
+    vram_unlock(VRAM_RANK_HEAP);
+    bool known = vram_driver()->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS;
+    vram_lock(VRAM_RANK_HEAP);
+    return known ? make(ctx, device) : NULL;
+}
+
+void vram_life_pin(struct vram_life *life) { atomic_fetch_add(&life->busy, 1); }
+
+void vram_life_unpin(struct vram_life *life)
+{
+    /* The life may be freed as soon as the count is seen as zero: wake by address, touch nothing. */
+    atomic_uint *busy = &life->busy;
+    if (atomic_fetch_sub(busy, 1) == 1)
+        syscall(SYS_futex, busy, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+CUresult vram_life_enter(CUcontext ctx, bool *ret_pushed)
+{
+    CUcontext current = NULL;
+    const struct vram_driver *drv = vram_driver();
+    if (!drv->cuCtxGetCurrent || !drv->cuCtxPushCurrent_v2 || !drv->cuCtxPopCurrent_v2)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult r = VRAM_DRV(cuCtxGetCurrent)(&current);
+    if (r != CUDA_SUCCESS)
+        return r;
+    *ret_pushed = current != ctx;
+    return *ret_pushed ? VRAM_DRV(cuCtxPushCurrent_v2)(ctx) : CUDA_SUCCESS;
+}
+
+void vram_life_leave(bool pushed)
+{
+    CUcontext popped;
+    if (pushed)
+        VRAM_DRV(cuCtxPopCurrent_v2)(&popped);
+}
+
+static CUresult synchronise_one(CUcontext ctx)
+{
+    bool pushed;
+    if (!vram_driver()->cuCtxSynchronize)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult r = vram_life_enter(ctx, &pushed);
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = VRAM_DRV(cuCtxSynchronize)();
+    vram_life_leave(pushed);
+    return r;
+}
+
+CUresult vram_life_synchronise(struct vram_life *life)
+{
+    struct vram_life *peers[VRAM_PEERS_MAX];
+    unsigned count = 0;
+
+    if (vram_unlikely(__atomic_load_n(&life->peer_count, __ATOMIC_ACQUIRE))) {
+        vram_lock(VRAM_RANK_HEAP);
+        for (unsigned i = 0; i < life->peer_count; i++) {
+            if (!life->peers[i]->closing) {
+                vram_life_pin(life->peers[i]);
+                peers[count++] = life->peers[i];
+            }
+        }
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    CUresult r = synchronise_one(life->ctx);
+    for (unsigned i = 0; i < count; i++) {
+        CUresult peer_result = synchronise_one(peers[i]->ctx);
+        if (r == CUDA_SUCCESS)
+            r = peer_result;
+        vram_life_unpin(peers[i]);
+    }
+    return r;
+}
+
+struct vram_life *vram_life_end_begin(CUcontext ctx)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_find(ctx);
+    if (life)
+        life->closing = true;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!life)
+        return NULL;
+
+    int saved = errno;
+    unsigned n;
+    while ((n = atomic_load(&life->busy)) != 0)
+        syscall(SYS_futex, &life->busy, FUTEX_WAIT_PRIVATE, n, NULL, NULL, 0);
+    errno = saved;
+    return life;
+}
+
+static void remove_peer(struct vram_life *life, const struct vram_life *peer)
+{
+    for (unsigned i = 0; i < life->peer_count; i++) {
+        if (life->peers[i] == peer) {
+            life->peers[i] = life->peers[life->peer_count - 1];
+            __atomic_store_n(&life->peer_count, life->peer_count - 1, __ATOMIC_RELEASE);
+            return;
+        }
+    }
+}
+
+/* Under HEAP. The driver has freed the context's plain blocks with it: drop ours without freeing (law 21). */
+static void drop_blocks(struct vram_life *life)
+{
+    struct vram_account *books = vram_books(life->device);
+    while (life->blocks) {
+        struct vram_block *b = life->blocks;
+        books->ended_all++;
+        if (b->state != VRAM_CACHED) {
+            books->ended_blocks++;
+            books->ended_bytes += b->size;
+        }
+        vram_block_withdraw(b);
+        vram_meta_free(b, sizeof(*b));
+    }
+}
+
+void vram_life_end(struct vram_life *life, bool gone)
+{
+    if (!life)
+        return;
+    CUcontext ctx = life->ctx;
+    vram_lock(VRAM_RANK_HEAP);
+    if (gone) {
+        struct vram_life *other, *next;
+        drop_blocks(life);
+        HASH_DELETE(hh, vram_heap.lives, life);
+        HASH_ITER(hh, vram_heap.lives, other, next)
+            remove_peer(other, life);
+        for (unsigned i = 0; i < GREEN_MAX; i++)
+            if (green[i] == life->ctx)
+                green[i] = NULL;
+        vram_meta_free(life, sizeof(*life));
+    } else {
+        life->closing = false;
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    if (gone)
+        vram_capture_context_ended(ctx);
+}
+
+void vram_life_primary(CUdevice device, CUcontext ctx)
+{
+    if (device < 0 || device >= VRAM_DEVICES_MAX)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    vram_heap.primaries[device] = ctx;
+    struct vram_life *life = vram_life_find(ctx);
+    if (life)
+        life->primary = true;
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+CUcontext vram_life_primary_of(CUdevice device)
+{
+    if (device < 0 || device >= VRAM_DEVICES_MAX)
+        return NULL;
+    vram_lock(VRAM_RANK_HEAP);
+    CUcontext ctx = vram_heap.primaries[device];
+    vram_unlock(VRAM_RANK_HEAP);
+    return ctx;
+}
+
+void vram_life_green(CUcontext ctx)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    green[green_next++ % GREEN_MAX] = ctx;
+    struct vram_life *life = vram_life_find(ctx);
+    if (life)
+        life->uncached = true;
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+/* The device of a context that may not be current. No lock held. */
+static int device_of(CUcontext ctx)
+{
+    CUdevice device = -1;
+    bool pushed;
+    if (vram_life_enter(ctx, &pushed) != CUDA_SUCCESS)
+        return -1;
+    if (!vram_driver()->cuCtxGetDevice || VRAM_DRV(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+        device = -1;
+    vram_life_leave(pushed);
+    return device;
+}
+
+void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled)
+{
+    int accessor_device = device_of(accessor), owner_device = device_of(owner);
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *a = make(accessor, accessor_device), *o = make(owner, owner_device);
+    if (a && o) {
+        remove_peer(o, a);
+        if (enabled && o->peer_count < VRAM_PEERS_MAX) {
+            o->peers[o->peer_count] = a;
+            __atomic_store_n(&o->peer_count, o->peer_count + 1, __ATOMIC_RELEASE);
+        } else if (enabled) {
+            o->uncached = true;
+        }
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+bool vram_block_enter(struct vram_block *b)
+{
+    if (!vram_ledger_add(&vram_heap.ledger, b))
+        return false;
+    b->chunk = vram_is_small(b->capacity) ? vram_chunk_join(&vram_heap.chunks, b->addr) : NULL;
+    b->life_prev = NULL;
+    b->life_next = b->life->blocks;
+    if (b->life_next)
+        b->life_next->life_prev = b;
+    b->life->blocks = b;
+    vram_account_born(vram_books(b->life->device), b);
+    return true;
+}
+
+void vram_block_withdraw(struct vram_block *b)
+{
+    vram_account_gone(vram_books(b->life->device), b);
+    vram_ledger_remove(&vram_heap.ledger, b);
+    vram_chunk_leave(&vram_heap.chunks, b->chunk);
+    b->chunk = NULL;
+    if (b->life_prev)
+        b->life_prev->life_next = b->life_next;
+    else
+        b->life->blocks = b->life_next;
+    if (b->life_next)
+        b->life_next->life_prev = b->life_prev;
+}

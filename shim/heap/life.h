@@ -1,0 +1,90 @@
+/*
+ * The life of a context: from the first allocation that we see in it to its destruction or reset. A cache belongs to a
+ * life, never to a handle, because handles recur (law 21). Inside heap/ only; everything under HEAP unless said otherwise.
+ *
+ * A thread that will call the driver for a life without the lock pins it first (`busy`); the end of a life announces
+ * itself (`closing`), then waits until nobody has it pinned, and only then lets the driver destroy the context.
+ */
+#ifndef VRAM_HEAP_LIFE_H
+#define VRAM_HEAP_LIFE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/cache.h"
+#include "heap/account.h"
+#include "ledger/block.h"
+#include "ledger/ledger.h"
+#include "vramshim/cuda_abi.h"
+
+enum { VRAM_PEERS_MAX = 16 };
+
+struct vram_life {
+    CUcontext ctx; /* the key; constant */
+    int device;    /* constant */
+    bool primary;
+    bool uncached; /* made from a green context, or with more peers than we follow: frees stay native */
+    bool closing;
+    atomic_uint busy; /* pins; also read without the lock; a futex */
+    struct vram_cache cache;
+    struct vram_block *blocks; /* every block of this life */
+    struct vram_life *peers[VRAM_PEERS_MAX]; /* lives whose work may touch our memory (law 18) */
+    unsigned peer_count;
+    UT_hash_handle hh;
+};
+
+/* The heap's shared state, under HEAP. */
+struct vram_heap {
+    struct vram_life *lives; /* by context */
+    struct vram_ledger ledger;
+    struct vram_chunk *chunks;
+    struct vram_account devices[VRAM_DEVICES_MAX];
+    struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
+    unsigned double_frees_kept;
+    CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
+};
+extern struct vram_heap vram_heap;
+
+static inline struct vram_account *vram_books(int device)
+{
+    return &vram_heap.devices[device >= 0 && device < VRAM_DEVICES_MAX ? device : VRAM_DEVICES_MAX - 1];
+}
+
+struct vram_life *vram_life_find(CUcontext ctx); /* NULL: none, or closing */
+
+/* The calling thread's current context, or NULL. No lock held. */
+CUcontext vram_life_context(void);
+
+/* The life of `ctx`, which is the calling thread's current context; made if it is new. Under HEAP, which it may give up and
+ * take again. NULL: the life is closing, or there is no memory. */
+struct vram_life *vram_life_of_current(CUcontext ctx);
+
+void vram_life_pin(struct vram_life *life);   /* under HEAP */
+void vram_life_unpin(struct vram_life *life); /* with or without HEAP */
+
+/* Makes `ctx` current around a call of ours; does nothing if it is already. Returns the driver's result; vram_life_leave
+ * only after success. No lock held. */
+CUresult vram_life_enter(CUcontext ctx, bool *ret_pushed);
+void vram_life_leave(bool pushed);
+
+/* Waits for all work of the life's context and of the contexts with peer access to it. Pinned; no lock held. */
+CUresult vram_life_synchronise(struct vram_life *life);
+
+/* Around a driver call that ends a context (takes HEAP). begin: the life stops being used, NULL if there is none. end:
+ * `gone` says whether the context has really ended; if not, the life goes on as before. */
+struct vram_life *vram_life_end_begin(CUcontext ctx);
+void vram_life_end(struct vram_life *life, bool gone);
+
+/* What the program told the driver about contexts (interpose/). */
+void vram_life_primary(CUdevice device, CUcontext ctx);
+CUcontext vram_life_primary_of(CUdevice device); /* NULL: never retained */
+void vram_life_green(CUcontext ctx);
+void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled);
+
+/* Adds a block to its life, the ledger and the books / takes it out of all of them. Of the cache, a cached block is taken out
+ * by the caller, before. The block's memory stays the caller's. enter: false if there is no host memory for the entry. */
+bool vram_block_enter(struct vram_block *block);
+void vram_block_withdraw(struct vram_block *block);
+
+#endif

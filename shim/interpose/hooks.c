@@ -1,0 +1,53 @@
+#include "interpose/hooks.h"
+
+#include <string.h>
+
+#include "base/compiler.h"
+#include "base/proc.h"
+
+/* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    static CUresult entry_##name parameters                                                                            \
+    {                                                                                                                  \
+        __typeof__(&name) real = vram_driver()->name;                                                                  \
+        if (vram_unlikely(!real))                                                                                      \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
+        if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
+            return real arguments;                                                                                     \
+        return hook_##name((uintptr_t)__builtin_return_address(0), VRAM_EXPAND arguments);                             \
+    }                                                                                                                  \
+    VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+
+static const struct {
+    const char *name;
+    void *wrapper;
+    void *const *real;
+} table[] = {
+#define VRAM_HOOK(name, parameters, arguments) {#name, (void *)entry_##name, (void *const *)&vram_driver_table.name},
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+};
+
+void *vram_hook_for(const void *real)
+{
+    if (!real || !vram_driver_find())
+        return NULL;
+    for (size_t i = 0; i < VRAM_LENGTH(table); i++)
+        if (__atomic_load_n(table[i].real, __ATOMIC_RELAXED) == real)
+            return table[i].wrapper;
+    return NULL;
+}
+
+bool vram_hook_named(const char *name)
+{
+    if (name[0] != 'c' || name[1] != 'u')
+        return false;
+    for (size_t i = 0; i < VRAM_LENGTH(table); i++)
+        if (strcmp(table[i].name, name) == 0)
+            return true;
+    return false;
+}

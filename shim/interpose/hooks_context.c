@@ -1,0 +1,91 @@
+/* Where contexts begin, end and reach into each other. */
+#include "heap/life.h"
+#include "interpose/hooks.h"
+
+CUresult hook_cuDevicePrimaryCtxRetain(uintptr_t caller, CUcontext *pctx, CUdevice dev)
+{
+    (void)caller;
+    CUresult r = VRAM_DRV(cuDevicePrimaryCtxRetain)(pctx, dev);
+    if (r == CUDA_SUCCESS && pctx)
+        vram_life_primary(dev, *pctx);
+    return r;
+}
+
+/* A release ends the context only when it was the last, and other libraries' retains are not all seen by us: the driver
+ * is asked. Where it cannot be asked, the life ends: a block forgotten is better than one handed out of a dead context. */
+static bool primary_is_gone(CUdevice dev)
+{
+    unsigned flags;
+    int active = 0;
+    return !vram_driver()->cuDevicePrimaryCtxGetState ||
+           VRAM_DRV(cuDevicePrimaryCtxGetState)(dev, &flags, &active) != CUDA_SUCCESS || !active;
+}
+
+static CUresult release(CUresult (*real)(CUdevice), CUdevice dev)
+{
+    struct vram_life *life = vram_life_end_begin(vram_life_primary_of(dev));
+    vram_locks_check_none();
+    CUresult r = real(dev);
+    vram_life_end(life, r == CUDA_SUCCESS && primary_is_gone(dev));
+    return r;
+}
+
+static CUresult reset(CUresult (*real)(CUdevice), CUdevice dev)
+{
+    struct vram_life *life = vram_life_end_begin(vram_life_primary_of(dev));
+    vram_locks_check_none();
+    CUresult r = real(dev);
+    vram_life_end(life, r == CUDA_SUCCESS);
+    return r;
+}
+
+static CUresult destroy(CUresult (*real)(CUcontext), CUcontext ctx)
+{
+    struct vram_life *life = vram_life_end_begin(ctx);
+    vram_locks_check_none();
+    CUresult r = real(ctx);
+    vram_life_end(life, r == CUDA_SUCCESS);
+    return r;
+}
+
+#define FORWARD(how, name, type, arg)                                                                                  \
+    CUresult hook_##name(uintptr_t caller, type arg)                                                                   \
+    {                                                                                                                  \
+        (void)caller;                                                                                                  \
+        return how(vram_driver()->name, arg);                                                                          \
+    }
+FORWARD(release, cuDevicePrimaryCtxRelease, CUdevice, dev)
+FORWARD(release, cuDevicePrimaryCtxRelease_v2, CUdevice, dev)
+FORWARD(reset, cuDevicePrimaryCtxReset, CUdevice, dev)
+FORWARD(reset, cuDevicePrimaryCtxReset_v2, CUdevice, dev)
+FORWARD(destroy, cuCtxDestroy, CUcontext, ctx)
+FORWARD(destroy, cuCtxDestroy_v2, CUcontext, ctx)
+FORWARD(destroy, cuCtxDetach, CUcontext, ctx)
+
+CUresult hook_cuCtxFromGreenCtx(uintptr_t caller, CUcontext *pctx, CUgreenCtx green)
+{
+    (void)caller;
+    CUresult r = VRAM_DRV(cuCtxFromGreenCtx)(pctx, green);
+    if (r == CUDA_SUCCESS && pctx)
+        vram_life_green(*pctx);
+    return r;
+}
+
+/* The current context gains, or gives up, access to the memory of `peer` (law 18). */
+CUresult hook_cuCtxEnablePeerAccess(uintptr_t caller, CUcontext peer, unsigned int flags)
+{
+    (void)caller;
+    CUresult r = VRAM_DRV(cuCtxEnablePeerAccess)(peer, flags);
+    if (r == CUDA_SUCCESS)
+        vram_life_peer(vram_life_context(), peer, true);
+    return r;
+}
+
+CUresult hook_cuCtxDisablePeerAccess(uintptr_t caller, CUcontext peer)
+{
+    (void)caller;
+    CUresult r = VRAM_DRV(cuCtxDisablePeerAccess)(peer);
+    if (r == CUDA_SUCCESS)
+        vram_life_peer(vram_life_context(), peer, false);
+    return r;
+}

@@ -1,0 +1,71 @@
+/*
+ * The functions of libc that we stand in front of. Each goes straight to libc unless it concerns our signal in our own
+ * process (laws 23, 25): in a vfork child, which shares our memory, nothing here touches any state.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/compiler.h"
+#include "base/libc.h"
+#include "base/proc.h"
+#include "control/disposition.h"
+#include "heap/heap.h"
+#include "observe/report.h"
+
+int vram_sigaction(int sig, const struct sigaction *act, struct sigaction *old);
+int vram_sigaction(int sig, const struct sigaction *act, struct sigaction *old)
+{
+    return vram_disposition_ours(sig) ? vram_disposition_action(act, old) : vram_libc_sigaction()(sig, act, old);
+}
+VRAM_EXPORT __typeof__(vram_sigaction) sigaction __attribute__((alias("vram_sigaction")));
+VRAM_EXPORT __typeof__(vram_sigaction) __sigaction __attribute__((alias("vram_sigaction")));
+
+sighandler_t vram_signal(int sig, sighandler_t handler);
+sighandler_t vram_signal(int sig, sighandler_t handler)
+{
+    return vram_disposition_ours(sig) ? vram_disposition_signal(handler, 0, true) : vram_libc_signal()(sig, handler);
+}
+VRAM_EXPORT __typeof__(vram_signal) signal __attribute__((alias("vram_signal")));
+VRAM_EXPORT __typeof__(vram_signal) bsd_signal __attribute__((alias("vram_signal")));
+VRAM_EXPORT __typeof__(vram_signal) ssignal __attribute__((alias("vram_signal")));
+
+sighandler_t vram_sysv_signal(int sig, sighandler_t handler);
+sighandler_t vram_sysv_signal(int sig, sighandler_t handler)
+{
+    return vram_disposition_ours(sig) ? vram_disposition_signal(handler, SA_RESETHAND | SA_NODEFER, false)
+                                      : vram_libc_sysv_signal()(sig, handler);
+}
+VRAM_EXPORT __typeof__(vram_sysv_signal) sysv_signal __attribute__((alias("vram_sysv_signal")));
+VRAM_EXPORT __typeof__(vram_sysv_signal) __sysv_signal __attribute__((alias("vram_sysv_signal")));
+
+VRAM_EXPORT sighandler_t sigset(int sig, sighandler_t handler)
+{
+    return vram_disposition_ours(sig) ? vram_disposition_sigset(handler) : vram_libc_sigset()(sig, handler);
+}
+
+VRAM_EXPORT int sigignore(int sig)
+{
+    const struct sigaction ignore = {.sa_handler = SIG_IGN};
+    return vram_disposition_ours(sig) ? vram_disposition_action(&ignore, NULL) : vram_libc_sigignore()(sig);
+}
+
+VRAM_EXPORT int siginterrupt(int sig, int interrupt)
+{
+    return vram_disposition_ours(sig) ? vram_disposition_interrupt(interrupt) : vram_libc_siginterrupt()(sig, interrupt);
+}
+
+/* Python's workers, and many a main function that has had enough, leave here: no destructor runs, so the report is written
+ * now (law 27). */
+void vram_exit_now(int status) __attribute__((noreturn));
+void vram_exit_now(int status)
+{
+    if (vram_proc_is_recorded()) {
+        vram_heap_exiting();
+        vram_report_write();
+    }
+    vram_libc__exit()(status);
+    __builtin_unreachable();
+}
+VRAM_EXPORT __typeof__(vram_exit_now) _exit __attribute__((alias("vram_exit_now")));
+VRAM_EXPORT __typeof__(vram_exit_now) _Exit __attribute__((alias("vram_exit_now")));

@@ -1,0 +1,187 @@
+#include "observe/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/elf.h"
+#include "base/proc.h"
+#include "base/say.h"
+#include "base/text.h"
+#include "config/options.h"
+#include "heap/heap.h"
+
+enum { LARGEST = 5 };
+
+static atomic_bool written;
+static struct vram_heap_summary summary; /* used by the one thread that won `written` */
+static char buffer[64 * 1024];
+
+static unsigned long long ull(uint64_t n) { return n; }
+
+/* "train.so+0x1234": what addr2line takes. */
+static void place(struct vram_text *t, const struct vram_site *site)
+{
+    vram_text_add(t, "thread %u", site->tid);
+    const struct link_map *map = site->caller ? vram_elf_containing(site->caller) : NULL;
+    if (!map)
+        return;
+    const char *name = map->l_name && *map->l_name ? map->l_name : program_invocation_short_name;
+    const char *slash = strrchr(name, '/');
+    vram_text_add(t, ", called from %s+0x%llx", slash ? slash + 1 : name, ull(site->caller - map->l_addr));
+}
+
+static void line_amount(struct vram_text *t, const char *label, uint64_t blocks, uint64_t bytes)
+{
+    vram_text_add(t, "    %-24s", label);
+    vram_text_bytes(t, bytes);
+    vram_text_add(t, " in ");
+    vram_text_count(t, blocks, "block");
+    vram_text_add(t, "\n");
+}
+
+static void leaks(struct vram_text *t, int device, const struct vram_account *a, uint64_t now)
+{
+    static struct vram_block largest[LARGEST];
+    line_amount(t, "never freed", a->live_blocks, a->live_bytes);
+    unsigned n = vram_heap_largest_live(device, largest, LARGEST);
+    for (unsigned i = 0; i < n; i++) {
+        const struct vram_block *b = &largest[i];
+        vram_text_add(t, "      ");
+        vram_text_bytes(t, b->size);
+        vram_text_add(t, " at 0x%llx, ", ull(b->addr));
+        vram_text_duration(t, now - b->born.time);
+        vram_text_add(t, " old, ");
+        place(t, &b->born);
+        vram_text_add(t, "\n");
+    }
+    if (a->live_blocks > n && n)
+        vram_text_add(t, "      and %llu smaller\n", ull(a->live_blocks - n));
+    if (a->ended_blocks)
+        line_amount(t, "ended with its context", a->ended_blocks, a->ended_bytes);
+}
+
+static void cache(struct vram_text *t, const struct vram_account *a)
+{
+    vram_text_add(t, "    %-24s", "peak");
+    vram_text_bytes(t, a->peak_live_bytes);
+    vram_text_add(t, " in use by the program, ");
+    vram_text_bytes(t, a->peak_held_bytes);
+    vram_text_add(t, " held from the driver\n");
+    if (!vram_options->cache) {
+        vram_text_add(t, "    %-24soff (VRAMSHIM_CACHE=0); %llu allocations, %llu frees\n", "cache", ull(a->allocs),
+                      ull(a->frees));
+        return;
+    }
+    line_amount(t, "kept at exit", a->cached_blocks, a->cached_bytes);
+    uint64_t tenths = a->allocs ? (a->hits * 1000 + a->allocs / 2) / a->allocs : 0;
+    vram_text_add(t, "    %-24s%llu of %llu allocations (%llu.%llu%%)\n", "served from the cache", ull(a->hits),
+                  ull(a->allocs), ull(tenths / 10), ull(tenths % 10));
+    uint64_t program = a->allocs + a->frees, driver = a->driver_allocs + a->driver_frees;
+    vram_text_add(t, "    %-24s%llu of %llu\n", "driver calls saved", ull(program > driver ? program - driver : 0),
+                  ull(program));
+    if (a->peak_wasted_bytes) {
+        vram_text_add(t, "    %-24s", "peak of larger fits");
+        vram_text_bytes(t, a->peak_wasted_bytes);
+        vram_text_add(t, " beyond what fresh blocks would have taken\n");
+    }
+    if (a->oom_rescued || a->oom_failed)
+        vram_text_add(t, "    %-24s%llu rescued, %llu failed\n", "out of memory", ull(a->oom_rescued),
+                      ull(a->oom_failed));
+}
+
+static void double_frees(struct vram_text *t, uint64_t count)
+{
+    if (!count)
+        return;
+    vram_text_add(t, "  double frees: %llu, each refused; the block stayed intact\n", ull(count));
+    for (unsigned i = 0; i < summary.double_frees_kept; i++) {
+        const struct vram_double_free *d = &summary.double_frees[i];
+        vram_text_add(t, "    0x%llx (", ull(d->addr));
+        vram_text_bytes(t, d->size);
+        vram_text_add(t, "): freed by ");
+        place(t, &d->first);
+        vram_text_add(t, "; again by ");
+        place(t, &d->second);
+        vram_text_add(t, "\n");
+    }
+}
+
+static void compose(struct vram_text *t, bool exact)
+{
+    uint64_t now = vram_now(), leaked = 0, blocks = 0, doubles = 0;
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
+        leaked += summary.devices[d].live_bytes;
+        blocks += summary.devices[d].live_blocks;
+        doubles += summary.devices[d].double_frees;
+    }
+    vram_text_add(t, "vramshim: LEAK SUMMARY of %s (pid %d): ", program_invocation_short_name, (int)vram_proc_pid());
+    if (blocks) {
+        vram_text_bytes(t, leaked);
+        vram_text_add(t, " in ");
+        vram_text_count(t, blocks, "block");
+        vram_text_add(t, " never freed\n");
+    } else {
+        vram_text_add(t, "nothing leaked\n");
+    }
+    if (!exact)
+        vram_text_add(t, "  (a thread was in the middle of an allocation: figures may be off by it)\n");
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
+        const struct vram_account *a = &summary.devices[d];
+        if (!a->used)
+            continue;
+        vram_text_add(t, "  device %d\n", d);
+        leaks(t, d, a, now);
+        cache(t, a);
+    }
+    double_frees(t, doubles);
+}
+
+/* 0, or a negative errno. The file carries the pid (law 26). */
+static int write_file(const struct vram_text *t, char *path, size_t cap)
+{
+    struct vram_output output = vram_options->report;
+    if (!strstr(output.pattern, "%p")) {
+        if (strlen(output.pattern) + 4 >= sizeof(output.pattern))
+            return -ENAMETOOLONG;
+        strcat(output.pattern, ".%p");
+    }
+    int r = vram_output_path(&output, vram_proc_pid(), path, cap);
+    if (r < 0)
+        return r;
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
+    if (fd < 0)
+        return -errno;
+    r = vram_write_gently(fd, t->buf, t->len);
+    if (close(fd) != 0 && r == 0)
+        r = -errno;
+    return r;
+}
+
+void vram_report_write(void)
+{
+    if (!vram_proc_is_recorded() || !vram_heap_used() || vram_options->report.kind == VRAM_OUTPUT_NONE ||
+        atomic_exchange(&written, true))
+        return;
+    int saved = errno;
+    struct vram_text t = VRAM_TEXT(buffer);
+    compose(&t, vram_heap_summarise(&summary));
+
+    if (vram_options->report.kind == VRAM_OUTPUT_PATH) {
+        static char path[VRAM_PATH_MAX];
+        int r = write_file(&t, path, sizeof(path));
+        if (r == 0) {
+            errno = saved;
+            return;
+        }
+        vram_say("cannot write the report to %s (%s); it follows here", path, strerror(-r));
+    }
+    vram_say_raw(t.buf, t.len);
+    errno = saved;
+}
+
+void vram_report_forget(void) { atomic_store(&written, false); }

@@ -1,0 +1,71 @@
+/*
+ * The life of the process: load, fork, exit. The only file with constructors and destructors.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/compiler.h"
+#include "base/lock.h"
+#include "base/proc.h"
+#include "base/say.h"
+#include "config/options.h"
+#include "control/disposition.h"
+#include "control/thread.h"
+#include "driver/capture.h"
+#include "heap/heap.h"
+#include "observe/report.h"
+
+static void prefork(void) { vram_locks_prefork(); }
+static void postfork_parent(void) { vram_locks_postfork_parent(); }
+
+/* The child is a program that has not used CUDA: it reports nothing of its parent's, frees nothing, and starts afresh if
+ * it initialises CUDA itself (law 25). It keeps the signal dispositions, as every child does. */
+static void postfork_child(void)
+{
+    vram_locks_postfork_child();
+    vram_capture_forget();
+    vram_heap_forget();
+    vram_control_forget();
+    vram_report_forget();
+    vram_proc_record(); /* last: from here on it is ours again */
+}
+
+static void report_at_exit(void)
+{
+    if (vram_proc_is_recorded())
+        vram_report_write();
+}
+
+static void report_on_exit(int status, void *unused)
+{
+    (void)status;
+    (void)unused;
+    report_at_exit();
+}
+
+/* Nothing here may be seen in a program without CUDA (law 6): no thread, no descriptor, no output, no library. */
+static void __attribute__((constructor)) load(void)
+{
+    vram_proc_record();
+    vram_say_init();
+    vram_options_read(environ);
+    vram_disposition_init();
+    pthread_atfork(prefork, postfork_parent, postfork_child);
+    at_quick_exit(report_at_exit); /* registered first, so that it runs after the program's own */
+}
+
+/*
+ * The report has to come after every other library's destructors, and ours are not the last: the loader ends a preloaded
+ * library before most others. But what is registered while exit() runs its functions is run after the function that is
+ * running, and that one is the loader's run of all destructors. on_exit, because atexit would tie the function to this
+ * library, whose own end is near.
+ */
+static void __attribute__((destructor)) unload(void)
+{
+    if (!vram_proc_is_recorded())
+        return;
+    vram_heap_exiting();
+    if (on_exit(report_on_exit, NULL) != 0)
+        report_at_exit();
+}
