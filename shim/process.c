@@ -2,6 +2,7 @@
  * The life of the process: load, fork, exit. The only file with constructors and destructors.
  */
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -16,19 +17,37 @@
 #include "heap/heap.h"
 #include "observe/report.h"
 
-static void prefork(void) { vram_locks_prefork(); }
-static void postfork_parent(void) { vram_locks_postfork_parent(); }
+/* Signals stay blocked while the locks are held: a handler of the program on this thread may call sigaction. */
+static sigset_t before_fork; /* under all locks */
+
+static void prefork(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    vram_locks_prefork();
+    before_fork = before;
+}
+
+static void postfork_parent(void)
+{
+    sigset_t before = before_fork;
+    vram_locks_postfork_parent();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
 
 /* The child is a program that has not used CUDA: it reports nothing of its parent's, frees nothing, and starts afresh if
  * it initialises CUDA itself (law 25). It keeps the signal dispositions, as every child does. */
 static void postfork_child(void)
 {
+    sigset_t before = before_fork;
     vram_locks_postfork_child();
     vram_capture_forget();
     vram_heap_forget();
     vram_control_forget();
     vram_report_forget();
-    vram_proc_record(); /* last: from here on it is ours again */
+    vram_proc_record(); /* from here on it is ours again */
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static void report_at_exit(void)

@@ -5,10 +5,12 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/compiler.h"
+#include "base/proc.h"
 #include "base/say.h"
 #include "base/text.h"
 #include "config/options.h"
@@ -16,7 +18,10 @@
 #include "heap/heap.h"
 #include "heap/reclaim.h"
 
-enum { STACK = 1 << 20 }; /* the C library takes the program's thread-local storage out of it */
+enum {
+    STACK = 1 << 20, /* the C library takes the program's thread-local storage out of it */
+    LAST_CALL_MS = 200,
+};
 
 static sem_t requests;      /* one post for each signal; private to the process */
 static atomic_bool started; /* somebody starts, or has started, the thread */
@@ -121,12 +126,25 @@ static int start_thread(void)
     return r;
 }
 
+/* Runs before the driver's own exit function, which was registered earlier: from here on no driver call is ours (law 27),
+ * and one that is under way gets a moment to come back. The program's destructors still reach the driver. */
+static void stop_calling(int status, void *unused)
+{
+    (void)status;
+    (void)unused;
+    if (!vram_proc_is_recorded())
+        return;
+    vram_heap_exiting();
+    vram_gate_drain(LAST_CALL_MS);
+}
+
 void vram_control_start(void)
 {
     if (vram_likely(atomic_load_explicit(&started, memory_order_relaxed)) || atomic_exchange(&started, true))
         return;
     int saved = errno;
     vram_options_complain();
+    on_exit(stop_calling, NULL);
     if (vram_options->signal) {
         int r = start_thread();
         if (r == 0)

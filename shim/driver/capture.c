@@ -52,6 +52,14 @@ void vram_gate_leave(void)
         futex_wake_all(&in_flight);
 }
 
+void vram_gate_drain(int timeout_ms)
+{
+    /* Leaving wakes nobody where no capture is announced: look again every millisecond. */
+    const struct timespec tick = {0, 1000000};
+    for (int ms = 0; ms < timeout_ms && atomic_load(&in_flight) != 0; ms++)
+        nanosleep(&tick, NULL);
+}
+
 bool vram_capture_active(void) { return atomic_load(&captures) != 0; }
 
 bool vram_capture_wait_none(int timeout_ms)

@@ -22,6 +22,8 @@
 bool vram_gate_enter(void);
 void vram_gate_leave(void);
 
+void vram_gate_drain(int timeout_ms); /* waits until no call of ours is in flight, at most so long */
+
 bool vram_capture_active(void);
 
 /* Blocks until no stream captures or `timeout_ms` have passed; true if none does. */

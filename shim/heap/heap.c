@@ -47,6 +47,8 @@ static CUdeviceptr take_cached(CUcontext ctx, size_t size, enum vram_family fami
     CUdeviceptr addr = 0;
     vram_lock(VRAM_RANK_HEAP);
     struct vram_life *life = vram_life_of_current(ctx);
+    if (life && life->poisoned)
+        life = NULL;
     if (life && family == VRAM_PITCH && !vram_books(life->device)->pitch_known)
         life = NULL;
     struct vram_block *b = life ? vram_cache_take(&life->cache, size, vram_options->waste) : NULL;
@@ -223,14 +225,28 @@ static bool room_in_cache(const struct vram_block *b)
     return books->cached_bytes + b->capacity <= vram_options->cache_max;
 }
 
-/* Waits for the block's work as the driver's free would, without the driver's free. */
-static CUresult wait_for_work(struct vram_life *life)
+/* Errors of a kernel that no later call of the context survives. */
+static bool is_sticky(CUresult r)
+{
+    return r == CUDA_ERROR_ECC_UNCORRECTABLE || r == CUDA_ERROR_NVLINK_UNCORRECTABLE || r == CUDA_ERROR_ILLEGAL_ADDRESS ||
+           r == CUDA_ERROR_LAUNCH_TIMEOUT || r == CUDA_ERROR_ASSERT ||
+           (r >= CUDA_ERROR_HARDWARE_STACK_ERROR && r <= CUDA_ERROR_LAUNCH_FAILED);
+}
+
+/* Waits for the block's work as the driver's free would, without the driver's free. False: the caller's own native free
+ * decides, because a capture began or because the driver has something to say. */
+static bool wait_for_work(struct vram_life *life)
 {
     if (!vram_gate_enter())
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* a capture began: the caller's own native free decides */
+        return false;
     CUresult r = vram_life_synchronise(life);
     vram_gate_leave();
-    return r;
+    if (is_sticky(r)) {
+        vram_lock(VRAM_RANK_HEAP);
+        life->poisoned = true;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    return r == CUDA_SUCCESS;
 }
 
 /* The driver's free of a block that we know, with its answer. Out of the ledger before, and back into it if the driver
@@ -291,7 +307,7 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     vram_unlock(VRAM_RANK_HEAP);
 
     CUresult r;
-    if (cacheable && wait_for_work(life) == CUDA_SUCCESS) {
+    if (cacheable && wait_for_work(life)) {
         vram_lock(VRAM_RANK_HEAP);
         struct vram_account *books = vram_books(life->device);
         b->state = VRAM_CACHED;

@@ -25,6 +25,7 @@ struct vram_life {
     int device;    /* constant */
     bool primary;
     bool uncached; /* made from a green context, or with more peers than we follow: frees stay native */
+    bool poisoned; /* a kernel has failed: the driver refuses everything from now on, and so do we (law 13) */
     bool closing;
     atomic_uint busy; /* pins; also read without the lock; a futex */
     struct vram_cache cache;
