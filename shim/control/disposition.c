@@ -12,34 +12,24 @@
 #include "config/options.h"
 #include "control/thread.h"
 
-/* What the program believes is installed. Written under SIGNAL with every signal blocked; read by the handler on any
- * thread, which takes a copy and looks whether `version` moved meanwhile (odd: being written). */
-static struct sigaction believed;
-static atomic_uint version;
-static atomic_bool spent;       /* SA_RESETHAND: the one call has been made; it is SIG_DFL again */
-static bool interrupts_signal;  /* siginterrupt(sig, 1) was called: signal() installs without SA_RESTART. Under SIGNAL */
+/* What the program believes is installed. Written under SIGNAL with every signal blocked; the handler reads it on any thread
+ * without a lock. Each change goes into the next slot and is then published; a reader would have to sleep through all of
+ * them, in the middle of a copy, to see a torn one. */
+enum { SLOTS = 64 };
+static struct sigaction slots[SLOTS];
+static struct sigaction *_Atomic believed = &slots[0];
+static atomic_bool spent;      /* SA_RESETHAND: the one call has been made; it is SIG_DFL again */
+static bool interrupts_signal; /* siginterrupt(sig, 1) was called: signal() installs without SA_RESTART. Under SIGNAL */
 
 static bool is_function(const struct sigaction *act)
 {
     return (act->sa_flags & SA_SIGINFO) || (act->sa_handler != SIG_DFL && act->sa_handler != SIG_IGN);
 }
 
-static struct sigaction read_believed(void)
-{
-    struct sigaction copy;
-    unsigned before;
-    do {
-        before = atomic_load(&version);
-        copy = believed;
-        atomic_thread_fence(memory_order_acquire);
-    } while ((before & 1) || before != atomic_load(&version));
-    return copy;
-}
-
 static void on_signal(int sig, siginfo_t *info, void *context)
 {
     int saved = errno;
-    struct sigaction program = read_believed();
+    struct sigaction program = *atomic_load(&believed);
     bool run = is_function(&program);
     if (run && (program.sa_flags & SA_RESETHAND))
         run = !atomic_exchange(&spent, true);
@@ -77,11 +67,10 @@ static struct sigaction for_kernel(const struct sigaction *program)
 /* Under SIGNAL, signals blocked. */
 static void believe(const struct sigaction *act)
 {
-    atomic_fetch_add(&version, 1);
-    atomic_thread_fence(memory_order_release);
-    believed = *act;
+    struct sigaction *slot = slots + (atomic_load(&believed) - slots + 1) % SLOTS;
+    *slot = *act;
     atomic_store(&spent, false);
-    atomic_fetch_add(&version, 1);
+    atomic_store(&believed, slot);
 }
 
 static void enter(sigset_t *ret_before)
@@ -100,7 +89,7 @@ static void leave(const sigset_t *before)
 
 static struct sigaction visible(void)
 {
-    struct sigaction act = believed;
+    struct sigaction act = *atomic_load(&believed);
     if (atomic_load(&spent)) {
         act.sa_handler = SIG_DFL;
         act.sa_flags &= ~(SA_SIGINFO | SA_RESETHAND);

@@ -1,7 +1,5 @@
 #include "interpose/hooks.h"
 
-#include <string.h>
-
 #include "base/compiler.h"
 #include "base/proc.h"
 
@@ -22,11 +20,10 @@
 #undef VRAM_HOOK
 
 static const struct {
-    const char *name;
     void *wrapper;
     void *const *real;
 } table[] = {
-#define VRAM_HOOK(name, parameters, arguments) {#name, (void *)entry_##name, (void *const *)&vram_driver_table.name},
+#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name},
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
@@ -40,14 +37,4 @@ void *vram_hook_for(const void *real)
         if (__atomic_load_n(table[i].real, __ATOMIC_RELAXED) == real)
             return table[i].wrapper;
     return NULL;
-}
-
-bool vram_hook_named(const char *name)
-{
-    if (name[0] != 'c' || name[1] != 'u')
-        return false;
-    for (size_t i = 0; i < VRAM_LENGTH(table); i++)
-        if (strcmp(table[i].name, name) == 0)
-            return true;
-    return false;
 }

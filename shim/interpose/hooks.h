@@ -23,7 +23,4 @@
 /* The wrapper that stands in front of this entry of the driver, or NULL: then the address is none of ours. */
 void *vram_hook_for(const void *real);
 
-/* Whether a symbol of this name could be one that we hook. Decides by the name alone, touches no state. */
-bool vram_hook_named(const char *name);
-
 #endif

@@ -4,9 +4,6 @@
  */
 #include "interpose/lookup.h"
 
-#include <dlfcn.h>
-
-#include "base/compiler.h"
 #include "base/libc.h"
 #include "interpose/hooks.h"
 
@@ -34,19 +31,9 @@ CUresult hook_cuGetProcAddress_v2(uintptr_t caller, const char *symbol, void **p
     return r;
 }
 
-static void *dlsym_and_substitute(void *handle, const char *name)
+void *vram_dlsym_substitute(void *handle, const char *name)
 {
     void *p = vram_libc_dlsym()(handle, name);
     substitute(&p);
     return p;
-}
-
-void *vram_dlsym_route(void *handle, const char *name, const void *caller)
-{
-    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !name || vram_likely(!vram_hook_named(name)))
-        return (void *)vram_libc_dlsym();
-    /* The driver looking itself up gets itself (law 7). Its table may be unknown yet: it loads before it initialises. */
-    if (vram_driver_find() && vram_driver_contains(caller))
-        return (void *)vram_libc_dlsym();
-    return (void *)dlsym_and_substitute;
 }

@@ -3,7 +3,10 @@
  * took, and forgets one block. The demo's program, and the first thing that ever ran under the shim. It knows nothing of
  * the shim: it finds the driver as ctypes and cudart do, by dlopen and dlsym.
  *
- *   loop [--seconds S] [--size BYTES] [--blocks N] [--iterations N] [--forget] [--quiet]
+ *   loop [--seconds S | --iterations N] [--size BYTES] [--blocks N] [--idle S] [--then PERCENT] [--forget] [--quiet]
+ *
+ * --idle: afterwards do nothing for S seconds, holding no memory. --then: afterwards allocate one block of so much of the
+ * device's memory. --forget: leave one block behind. --quiet: print nothing that depends on the time.
  */
 #include <dlfcn.h>
 #include <getopt.h>
@@ -33,6 +36,13 @@ static void *entry(const char *name)
     return p;
 }
 
+static size_t bytes(const char *s)
+{
+    char *end;
+    size_t n = strtoull(s, &end, 0);
+    return *end == 'G' ? n << 30 : *end == 'M' ? n << 20 : *end == 'K' ? n << 10 : n;
+}
+
 #define CHECK(call)                                                                                                    \
     do {                                                                                                               \
         CUresult result_ = (call);                                                                                     \
@@ -49,10 +59,11 @@ int main(int argc, char **argv)
     static const struct option options[] = {
         {"seconds", required_argument, NULL, 's'}, {"size", required_argument, NULL, 'b'},
         {"blocks", required_argument, NULL, 'n'},  {"iterations", required_argument, NULL, 'i'},
+        {"idle", required_argument, NULL, 'd'},    {"then", required_argument, NULL, 't'},
         {"forget", no_argument, NULL, 'f'},        {"quiet", no_argument, NULL, 'q'},
         {NULL, 0, NULL, 0},
     };
-    double seconds = 0;
+    double seconds = 0, idle = 0, then = 0;
     size_t size = 20 << 20;
     unsigned blocks = 16;
     unsigned long iterations = 1000;
@@ -60,9 +71,11 @@ int main(int argc, char **argv)
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 's': seconds = atof(optarg); break;
-        case 'b': size = strtoull(optarg, NULL, 0); break;
+        case 'b': size = bytes(optarg); break;
         case 'n': blocks = (unsigned)strtoul(optarg, NULL, 0); break;
         case 'i': iterations = strtoul(optarg, NULL, 0); break;
+        case 'd': idle = atof(optarg); break;
+        case 't': then = atof(optarg); break;
         case 'f': forget = 1; break;
         case 'q': quiet = 1; break;
         default: return 2;
@@ -86,6 +99,7 @@ int main(int argc, char **argv)
     __typeof__(&cuMemFree_v2) release = entry("cuMemFree_v2");
     __typeof__(&cuMemsetD8_v2) set = entry("cuMemsetD8_v2");
     __typeof__(&cuMemcpyDtoH_v2) copy = entry("cuMemcpyDtoH_v2");
+    __typeof__(&cuMemGetInfo_v2) info = entry("cuMemGetInfo_v2");
 
     CUdevice device;
     CUcontext context;
@@ -115,12 +129,24 @@ int main(int argc, char **argv)
         pairs += blocks;
         round++;
     }
+    if (!quiet)
+        printf("%lu pairs of cuMemAlloc and cuMemFree, %.3f us a pair\n", pairs, spent * 1e6 / (double)pairs);
+    fflush(stdout);
+    for (double until = now() + idle; now() < until;)
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    if (then > 0) {
+        size_t unused, total;
+        CUdeviceptr big;
+        CHECK(info(&unused, &total));
+        CHECK(alloc(&big, (size_t)((double)total * then / 100)));
+        CHECK(release(big));
+        if (!quiet)
+            printf("one block of %.1f GiB: allocated and freed\n", (double)total * then / 100 / (1 << 30));
+    }
     if (forget)
         CHECK(alloc(&block[0], size));
     if (seconds > 0)
         checksum = 0; /* depends on how far it came */
     printf("checksum %lx\n", checksum);
-    if (!quiet)
-        printf("%lu pairs of cuMemAlloc and cuMemFree, %.3f us a pair\n", pairs, spent * 1e6 / (double)pairs);
     return 0;
 }

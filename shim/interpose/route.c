@@ -1,0 +1,37 @@
+/* The first steps of every dlsym in the process. Declared in lookup.h. */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/compiler.h"
+#include "base/libc.h"
+#include "driver/driver.h"
+#include "interpose/lookup.h"
+
+/* Decides by the name alone. Names of the driver are few among all that a process looks up: two letters settle most. */
+static bool hooked_name(const char *name)
+{
+    static const char *const names[] = {
+#define VRAM_HOOK(name, parameters, arguments) #name,
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+    };
+    if (vram_likely(name[0] != 'c' || name[1] != 'u'))
+        return false;
+    for (size_t i = 0; i < VRAM_LENGTH(names); i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+void *vram_dlsym_route(void *handle, const char *name, const void *caller)
+{
+    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !name || !hooked_name(name))
+        return (void *)vram_libc_dlsym();
+    /* The driver looking itself up gets itself (law 7). */
+    if (vram_driver_find() && vram_driver_contains(caller))
+        return (void *)vram_libc_dlsym();
+    return (void *)vram_dlsym_substitute;
+}
