@@ -95,7 +95,9 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
     struct vram_block *b = vram_meta_alloc(sizeof(*b));
     bool entered = false;
     vram_lock(VRAM_RANK_HEAP);
-    struct vram_life *life = b ? vram_life_of_current(ctx) : NULL;
+    if (vram_unlikely(vram_life_settle(ctx) && !vram_life_find(ctx)))
+        ctx = NULL; /* the context ended meanwhile, and the block with it */
+    struct vram_life *life = b && ctx ? vram_life_of_current(ctx) : NULL;
     if (life) {
         struct vram_account *books = vram_books(life->device);
         forget_stale(addr);
@@ -110,10 +112,10 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
     vram_unlock(VRAM_RANK_HEAP);
     __atomic_store_n(&used, true, __ATOMIC_RELEASE);
     if (!entered) {
+        bool no_memory = !b || life;
         vram_meta_free(b, sizeof(*b));
-        if (!life)
-            return; /* the context is being destroyed under us: the program's race */
-        vram_say("no host memory to account for an allocation; it works, but is not cached and not reported");
+        if (no_memory) /* else the context was destroyed under the program: its own race */
+            vram_say("no host memory to account for an allocation; it works, but is not cached and not reported");
     }
 }
 
@@ -288,6 +290,8 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     struct vram_site site = site_here(caller);
     vram_lock(VRAM_RANK_HEAP);
     struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
+    if (b && vram_unlikely(b->life->closing) && vram_life_settle(b->life->ctx))
+        b = vram_ledger_find(&vram_heap.ledger, dptr);
     if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
         vram_unlock(VRAM_RANK_HEAP);
         return VRAM_DRV(cuMemFree_v2)(dptr);

@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <stddef.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -163,6 +164,22 @@ struct vram_life *vram_life_end_begin(CUcontext ctx)
     return life;
 }
 
+static atomic_uint decided; /* counts ends, either way: a futex */
+
+bool vram_life_settle(CUcontext ctx)
+{
+    const struct timespec tick = {0, 10000000};
+    bool waited = false;
+    for (int i = 0; i < 100 && exists(ctx) && !vram_life_find(ctx); i++) {
+        unsigned seen = atomic_load(&decided);
+        vram_unlock(VRAM_RANK_HEAP);
+        syscall(SYS_futex, &decided, FUTEX_WAIT_PRIVATE, seen, &tick, NULL, 0);
+        vram_lock(VRAM_RANK_HEAP);
+        waited = true;
+    }
+    return waited && !(exists(ctx) && !vram_life_find(ctx));
+}
+
 static void remove_peer(struct vram_life *life, const struct vram_life *peer)
 {
     for (unsigned i = 0; i < life->peer_count; i++) {
@@ -209,7 +226,9 @@ void vram_life_end(struct vram_life *life, bool gone)
     } else {
         life->closing = false;
     }
+    atomic_fetch_add(&decided, 1);
     vram_unlock(VRAM_RANK_HEAP);
+    syscall(SYS_futex, &decided, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
     if (gone)
         vram_capture_context_ended(ctx);
 }

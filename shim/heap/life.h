@@ -77,6 +77,10 @@ CUresult vram_life_synchronise(struct vram_life *life);
 struct vram_life *vram_life_end_begin(CUcontext ctx);
 void vram_life_end(struct vram_life *life, bool gone);
 
+/* While `ctx`'s life is closing, gives HEAP up and waits until it is decided whether the context ends, at most about a second
+ * (a callback of the ending itself may be what waits). Under HEAP. False: nothing was closing, or it takes too long. */
+bool vram_life_settle(CUcontext ctx);
+
 /* What the program told the driver about contexts (interpose/). */
 void vram_life_primary(CUdevice device, CUcontext ctx);
 CUcontext vram_life_primary_of(CUdevice device); /* NULL: never retained */

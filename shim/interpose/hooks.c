@@ -1,5 +1,7 @@
 #include "interpose/hooks.h"
 
+#include <errno.h>
+
 #include "base/compiler.h"
 #include "base/proc.h"
 
@@ -12,7 +14,10 @@
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
         if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
-        return hook_##name((uintptr_t)__builtin_return_address(0), VRAM_EXPAND arguments);                             \
+        int saved = errno;                                                                                             \
+        CUresult r = hook_##name((uintptr_t)__builtin_return_address(0), VRAM_EXPAND arguments);                       \
+        errno = saved;                                                                                                 \
+        return r;                                                                                                      \
     }                                                                                                                  \
     VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
 #define VRAM_CALL(name)

@@ -2,7 +2,8 @@
  * The wrappers around the driver's entries. Each line VRAM_HOOK of driver/entries.def expands to
  *
  *   the exported entry <name>     a gate that every call passes: entries that the driver lacks answer NOT_INITIALIZED, a
- *                                 process that is not ours goes straight to the driver (law 25), all others to
+ *                                 process that is not ours goes straight to the driver (law 25), errno stays as it was
+ *                                 (law 32); all others go to
  *   hook_<name>                   what the shim does, written by hand in hooks_*.c; `caller` is the return address of
  *                                 whoever called the entry
  *   a line of the table           by which dlsym and cuGetProcAddress substitute (law 2)
