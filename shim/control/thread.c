@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "config/options.h"
 #include "driver/capture.h"
+#include "driver/driver.h"
 #include "heap/heap.h"
 #include "heap/reclaim.h"
 
@@ -145,6 +146,9 @@ void vram_control_start(void)
     int saved = errno;
     vram_options_complain();
     on_exit(stop_calling, NULL);
+    const char *missing = vram_driver_missing();
+    if (missing)
+        vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
     if (vram_options->signal) {
         int r = start_thread();
         if (r == 0)

@@ -39,3 +39,15 @@ bool vram_driver_contains(const void *address)
            (uintptr_t)address >= __atomic_load_n(&code_start, __ATOMIC_RELAXED) &&
            (uintptr_t)address < __atomic_load_n(&code_end, __ATOMIC_RELAXED);
 }
+
+const char *vram_driver_missing(void)
+{
+#define VRAM_HOOK(name, parameters, arguments)
+#define VRAM_CALL(name)                                                                                                \
+    if (!vram_driver()->name)                                                                                          \
+        return #name;
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+    return NULL;
+}

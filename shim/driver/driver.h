@@ -29,6 +29,9 @@ extern bool vram_driver_ready; /* accessed atomically; set after the table is fi
 /* Finds libcuda.so.1 among the loaded objects. False while it is not loaded. Cheap when it was found before. */
 bool vram_driver_find(void);
 
+/* The first entry that the shim cannot keep blocks without and this driver does not have; NULL: it has them all. */
+const char *vram_driver_missing(void);
+
 /* The address range of the driver's own code, to know its own lookups (law 7). False if not found yet. */
 bool vram_driver_contains(const void *address);
 
