@@ -122,15 +122,31 @@ struct vram_reclaimed vram_reclaim_all(void)
     return total;
 }
 
+/* Whether all that is cached on the device could make the request fit: a request for more than the card has, as some programs
+ * make to find its limit, must not cost them their cache. */
+static bool may_help(struct vram_ladder *ladder, CUcontext ctx)
+{
+    size_t unused = 0, total = 0;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_of_current(ctx);
+    ladder->device = life ? life->device : ANY_DEVICE;
+    /* Each small block may be the last of its chunk. */
+    uint64_t cached = life ? vram_books(life->device)->cached_bytes +
+                                 (vram_books(life->device)->cached_blocks << VRAM_PAGE_SHIFT)
+                           : 0;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!life || !cached)
+        return false;
+    if (VRAM_DRV(cuMemGetInfo_v2)(&unused, &total) != CUDA_SUCCESS)
+        return true;
+    return ladder->size <= total && ladder->size <= unused + cached;
+}
+
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
 {
     uint64_t before = ladder->given_back.blocks;
-    if (ladder->step == 0) {
-        vram_lock(VRAM_RANK_HEAP);
-        struct vram_life *life = vram_life_of_current(ctx);
-        ladder->device = life ? life->device : ANY_DEVICE;
-        vram_unlock(VRAM_RANK_HEAP);
-    }
+    if (ladder->step == 0 && !may_help(ladder, ctx))
+        return false;
     /* A device's worth of steps: enough by the page count, then all, because small blocks may share pages. */
     while (ladder->step < 2 && ladder->given_back.blocks == before)
         reclaim(ladder->device, ladder->step++ == 0 ? vram_footprint(ladder->size) : UINT64_MAX, &ladder->given_back);
@@ -140,9 +156,11 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
 /* How often the story is told: the first three times, then at 10, 100, 1000, ... unless VERBOSE. */
 static bool worth_telling(unsigned n)
 {
-    while (n > 10 && n % 10 == 0)
+    if (n <= 3 || vram_options->verbose)
+        return true;
+    while (n % 10 == 0)
         n /= 10;
-    return n <= 3 || n == 10 || vram_options->verbose;
+    return n == 1;
 }
 
 void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)

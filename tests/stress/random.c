@@ -103,8 +103,8 @@ static size_t draw_size(struct worker *w)
 {
     if (strict) {
         /* a few sizes come again and again, as in programs; the others never do */
-        static const size_t usual[] = {2 << 20, 5 << 20, 20 << 20, (8 << 20) + 512, 64 << 20};
-        return below(w, 3) ? usual[below(w, 5)] : (2 << 20) + (size_t)(draw(w) % (96 << 20));
+        static const size_t usual[] = {2 << 20, 3 << 20, 4 << 20, (4 << 20) + 512, 12 << 20};
+        return below(w, 3) ? usual[below(w, 5)] : (2 << 20) + (size_t)(draw(w) % (16 << 20));
     }
     static const size_t usual[] = {1, 512, 1000, 4096, 100000, 1 << 20, 2 << 20, 3 << 20, 8 << 20};
     switch (below(w, 4)) {
@@ -210,7 +210,7 @@ static void free_block(struct worker *w, struct block *b)
         look(w, b);
     if (below(w, 3) == 0) { /* with work outstanding: the driver's free waits for it */
         make_current(w, b->context);
-        saw(w, "launch before free", launch_fill(w, b, (int)below(w, STREAMS)));
+        saw(w, "launch before free", launch_fill(w, b, b->filled ? b->stream : (int)below(w, STREAMS)));
     }
     if (below(w, 4) == 0)
         make_current(w, (int)below(w, CONTEXTS)); /* of another context, or with none current */
@@ -320,9 +320,12 @@ static void misuse(struct worker *w)
     saw(w, "output left alone", ptr == 0xdead);
 }
 
-/* Other threads must not feel it: a global capture would forbid their allocations too. */
+/* Other threads must not feel it: a global capture would forbid their allocations too, and one in the context that all share
+ * would be invalidated when another thread synchronises. */
 static void capture(struct worker *w)
 {
+    if (threads > 1 && w->current == 0)
+        return;
     struct context *c = &w->contexts[w->current];
     CUstream stream = c->streams[1 + below(w, STREAMS - 1)];
     CUstreamCaptureMode mode = threads == 1 ? (CUstreamCaptureMode)below(w, 3)
@@ -339,12 +342,13 @@ static void capture(struct worker *w)
         struct block *victim = pick(w, true);
         if (!victim)
             break;
+        cu.note_free(victim->ptr);
         CUresult r = cu.cuMemFree_v2(victim->ptr);
         saw(w, "free in capture", r);
-        if (r == CUDA_SUCCESS) {
-            cu.note_free(victim->ptr);
+        if (r == CUDA_SUCCESS)
             victim->ptr = 0;
-        }
+        else
+            cu.note_alloc(victim->ptr, victim->size);
         break;
     }
     case 2: saw(w, "bad free in capture", cu.cuMemFree_v2(0x40)); break;

@@ -1,0 +1,225 @@
+#include "pool.h"
+
+#include "context.h"
+#include "entry.h"
+#include "judge.h"
+#include "stream.h"
+#include "work.h"
+
+#include <stdlib.h>
+
+struct CUmemPoolHandle_st {
+    int device;
+    bool own; /* made by cuMemPoolCreate */
+    uint64_t attribute[9];
+    uint64_t used, used_high;
+};
+
+/* Blocks that were freed in stream order: their memory stays taken until that point has been reached. */
+static struct dying {
+    struct sim_block *block;
+    uint64_t low, high;
+    struct vclock at;
+} *dying;
+static size_t dying_count, dying_size;
+
+static CUmemoryPool pool_create(int device, bool own)
+{
+    CUmemoryPool p = sim_xcalloc(sizeof *p);
+    p->device = device;
+    p->own = own;
+    for (int i = 1; i <= 3; i++)
+        p->attribute[i] = 1;
+    sim_handle_add(p, HANDLE_POOL);
+    return p;
+}
+
+static CUmemoryPool default_pool(int device)
+{
+    struct sim_device *d = &sim.device[device];
+    if (!d->default_pool)
+        d->default_pool = pool_create(device, false);
+    if (!d->pool)
+        d->pool = d->default_pool;
+    return d->default_pool;
+}
+
+void sim_pool_forget(struct sim_block *block)
+{
+    if (block->pool)
+        block->pool->used -= block->map_size;
+}
+
+void sim_pool_reclaim(bool wait)
+{
+    size_t kept = 0;
+    for (size_t i = 0; wait && i < dying_count; i++) {
+        struct vclock at = {0};
+        sim_vclock_copy(&at, &dying[i].at); /* the wait gives the lock up: the list may move */
+        sim_work_wait(&at);
+        sim_vclock_clear(&at);
+    }
+    for (size_t i = 0; i < dying_count; i++) {
+        if (!sim_work_done(&dying[i].at)) {
+            dying[kept++] = dying[i];
+            continue;
+        }
+        sim_judge_release(dying[i].low, dying[i].high, true);
+        sim_memory_release(dying[i].block);
+        sim_vclock_clear(&dying[i].at);
+    }
+    dying_count = kept;
+}
+
+CUresult do_cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
+{
+    if (!pool)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || dev >= sim.config.devices)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *pool = default_pool(dev);
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
+{
+    CUresult r = do_cuDeviceGetDefaultMemPool(pool, dev);
+    if (!r)
+        *pool = sim.device[dev].pool;
+    return r;
+}
+
+CUresult do_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+{
+    if (dev < 0 || dev >= sim.config.devices)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!sim_handle_is(pool, HANDLE_POOL) || pool->device != dev)
+        return CUDA_ERROR_INVALID_VALUE;
+    default_pool(dev);
+    sim.device[dev].pool = pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    if (!pool || !props || props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->location.id < 0 ||
+        props->location.id >= sim.config.devices)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = pool_create(props->location.id, true);
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolDestroy(CUmemoryPool pool)
+{
+    if (!sim_handle_is(pool, HANDLE_POOL) || !pool->own)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (sim.device[pool->device].pool == pool)
+        sim.device[pool->device].pool = sim.device[pool->device].default_pool;
+    sim_handle_remove(pool); /* the struct stays: blocks may still name it */
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    (void)keep; /* nothing is held back beyond what pending frees still need */
+    if (!sim_handle_is(pool, HANDLE_POOL))
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_pool_reclaim(false);
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    if (!sim_handle_is(pool, HANDLE_POOL) || !value || attribute < 1 || attribute > 8)
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_pool_reclaim(false);
+    if (attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+        *(int *)value = (int)pool->attribute[attribute];
+    else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        *(uint64_t *)value = pool->attribute[attribute];
+    else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+        *(uint64_t *)value = pool->used;
+    else
+        *(uint64_t *)value = pool->used_high;
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    if (!sim_handle_is(pool, HANDLE_POOL) || !value || attribute < 1 || attribute > 8)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+        pool->attribute[attribute] = (uint64_t) * (int *)value;
+    else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        pool->attribute[attribute] = *(uint64_t *)value;
+    else
+        pool->used_high = pool->used;
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+    return sim_handle_is(pool, HANDLE_POOL) && map && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult do_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream handle)
+{
+    CUstream s = sim_stream_resolve(handle);
+    if (!s)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!dptr || !bytes || !sim_handle_is(pool, HANDLE_POOL))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture)
+        return CUDA_ERROR_NOT_SUPPORTED; /* memory nodes are not simulated */
+    CUcontext ctx = s->ctx;
+    struct sim_block *b;
+    sim_pool_reclaim(false);
+    CUresult r = sim_memory_alloc(ctx, bytes, MEMORY_POOL, false, &b);
+    if (r && dying_count) {
+        sim_pool_reclaim(true);
+        r = sim_memory_alloc(ctx, bytes, MEMORY_POOL, false, &b);
+    }
+    if (r)
+        return r;
+    b->pool = pool;
+    pool->used += b->map_size;
+    if (pool->used > pool->used_high)
+        pool->used_high = pool->used;
+    *dptr = b->address;
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream handle)
+{
+    CUstream s = sim_stream_resolve(handle);
+    if (!s)
+        return CUDA_ERROR_INVALID_HANDLE;
+    default_pool(s->ctx->device);
+    return do_cuMemAllocFromPoolAsync(dptr, bytes, sim.device[s->ctx->device].pool, handle);
+}
+
+CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
+{
+    CUstream s = sim_stream_resolve(handle);
+    if (!s)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct sim_block *b = sim_memory_find(dptr);
+    if (!b || b->address != dptr || b->kind != MEMORY_POOL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    uint64_t high = b->address + b->size;
+    /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
+    CUresult r = sim_work_enqueue(s, &(struct sim_op){.kind = OP_MARK, .what = "cuMemFreeAsync", .dst = dptr,
+                                                      .bytes = b->size, .rows = 1, .dst_judged = true});
+    if (r)
+        return r;
+    sim_pool_forget(b);
+    b->pool = NULL;
+    sim_memory_hide(b);
+    if (dying_count == dying_size)
+        dying = sim_xrealloc(dying, (dying_size = dying_size ? dying_size * 2 : 16) * sizeof *dying);
+    dying[dying_count] = (struct dying){.block = b, .low = dptr, .high = high};
+    sim_vclock_copy(&dying[dying_count++].at, &s->base);
+    return CUDA_SUCCESS;
+}
