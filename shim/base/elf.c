@@ -1,7 +1,7 @@
 #include "base/elf.h"
 
 #include <elf.h>
-#include <string.h>
+#include <stddef.h>
 #include <sys/auxv.h>
 
 /* What a walk needs of an object's dynamic section. */
@@ -48,7 +48,7 @@ static void *defined(const struct link_map *map, const struct tables *t, uint32_
 {
     const ElfW(Sym) *s = &t->symbols[index];
     unsigned type = ELF64_ST_TYPE(s->st_info);
-    if (s->st_shndx == SHN_UNDEF || (type != STT_FUNC && type != STT_OBJECT) || strcmp(t->strings + s->st_name, name) != 0)
+    if (s->st_shndx == SHN_UNDEF || (type != STT_FUNC && type != STT_OBJECT) || !vram_elf_same(t->strings + s->st_name, name))
         return NULL;
     return (void *)(map->l_addr + s->st_value);
 }
@@ -102,7 +102,7 @@ const struct link_map *vram_elf_find(const char *soname)
 {
     struct tables t;
     for (const struct link_map *m = _r_debug.r_map; m; m = m->l_next)
-        if (read_tables(m, &t) && t.soname && strcmp(t.soname, soname) == 0)
+        if (read_tables(m, &t) && t.soname && vram_elf_same(t.soname, soname))
             return m;
     return NULL;
 }

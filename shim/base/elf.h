@@ -13,6 +13,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* strcmp(a, b) == 0, without libc: what runs inside anybody's dlsym may run before a sanitizer's strcmp is ready. */
+static inline bool vram_elf_same(const char *a, const char *b)
+{
+    while (*a && *a == *b) {
+        a++;
+        b++;
+    }
+    return *a == *b;
+}
+
 /* The first loaded object whose DT_SONAME is `soname`, or NULL. */
 const struct link_map *vram_elf_find(const char *soname);
 

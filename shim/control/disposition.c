@@ -118,8 +118,6 @@ void vram_disposition_init(void)
     leave(&before);
 }
 
-bool vram_disposition_ours(int sig) { return sig != 0 && sig == vram_options->signal && vram_proc_is_recorded(); }
-
 int vram_disposition_action(const struct sigaction *act, struct sigaction *old)
 {
     sigset_t before;

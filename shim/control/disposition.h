@@ -11,11 +11,17 @@
 #include <signal.h>
 #include <stdbool.h>
 
+#include "base/proc.h"
+#include "config/options.h"
+
 /* At load: put our handler in front of whatever is installed. */
 void vram_disposition_init(void);
 
-/* This signal is ours, in this process. */
-bool vram_disposition_ours(int sig);
+/* This signal is ours, in this process. Inline, because it may be asked before a sanitizer's runtime is ready. */
+static inline bool vram_disposition_ours(int sig)
+{
+    return sig != 0 && sig == vram_options->signal && vram_proc_is_recorded();
+}
 
 int vram_disposition_action(const struct sigaction *act, struct sigaction *old);
 sighandler_t vram_disposition_signal(sighandler_t handler, int flags, bool mask_itself);

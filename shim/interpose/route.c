@@ -1,9 +1,9 @@
 /* The first steps of every dlsym in the process. Declared in lookup.h. */
 #include <dlfcn.h>
 #include <stdbool.h>
-#include <string.h>
 
 #include "base/compiler.h"
+#include "base/elf.h"
 #include "base/libc.h"
 #include "driver/driver.h"
 #include "interpose/lookup.h"
@@ -21,7 +21,7 @@ static bool hooked_name(const char *name)
     if (vram_likely(name[0] != 'c' || name[1] != 'u'))
         return false;
     for (size_t i = 0; i < VRAM_LENGTH(names); i++)
-        if (strcmp(names[i], name) == 0)
+        if (vram_elf_same(names[i], name))
             return true;
     return false;
 }
