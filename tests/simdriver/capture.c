@@ -44,8 +44,8 @@ CUresult sim_capture_check_unsafe(void)
         return r;
     for (struct sim_capture *c = captures; c; c = c->next) {
         bool mine = c->thread == sim_thread.serial && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-        bool global = c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                      sim_thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        bool global =
+            c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && sim_thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
         if (mine || global) {
             c->invalid = true;
             r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -17,7 +17,7 @@ static CUresult check_side(enum side side, uint64_t address, size_t size, bool *
     *judged = b != NULL;
     if (b)
         return sim_memory_covers(address, address + size) || side != SIDE_DEVICE ? CUDA_SUCCESS
-                                                                                : CUDA_ERROR_INVALID_VALUE;
+                                                                                 : CUDA_ERROR_INVALID_VALUE;
     if (side == SIDE_DEVICE || sim_memory_is_device(address) || !address)
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
@@ -51,8 +51,14 @@ static CUresult submit(struct sim_op *op, enum side dst, enum side src, CUstream
 static CUresult copy(const char *what, uint64_t dst, enum side dst_side, uint64_t src, enum side src_side, size_t bytes,
                      CUstream stream, bool wait)
 {
-    struct sim_op op = {.kind = OP_COPY, .what = what, .dst = dst, .src = src, .bytes = bytes, .rows = 1,
-                        .dst_pitch = bytes, .src_pitch = bytes};
+    struct sim_op op = {.kind = OP_COPY,
+                        .what = what,
+                        .dst = dst,
+                        .src = src,
+                        .bytes = bytes,
+                        .rows = 1,
+                        .dst_pitch = bytes,
+                        .src_pitch = bytes};
     return submit(&op, dst_side, src_side, stream, wait);
 }
 
@@ -131,7 +137,10 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool may_wait)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t src = c->srcMemoryType == CU_MEMORYTYPE_HOST ? host(c->srcHost) : c->srcDevice;
     uint64_t dst = c->dstMemoryType == CU_MEMORYTYPE_HOST ? host(c->dstHost) : c->dstDevice;
-    struct sim_op op = {.kind = OP_COPY, .what = "cuMemcpy2D", .bytes = c->WidthInBytes, .rows = c->Height,
+    struct sim_op op = {.kind = OP_COPY,
+                        .what = "cuMemcpy2D",
+                        .bytes = c->WidthInBytes,
+                        .rows = c->Height,
                         .dst_pitch = c->dstPitch ? c->dstPitch : c->WidthInBytes,
                         .src_pitch = c->srcPitch ? c->srcPitch : c->WidthInBytes};
     if (op.dst_pitch < c->dstXInBytes + c->WidthInBytes || op.src_pitch < c->srcXInBytes + c->WidthInBytes)
@@ -166,8 +175,14 @@ static CUresult fill(uint64_t dst, size_t pitch, uint32_t value, unsigned int wi
         return CUDA_ERROR_INVALID_VALUE;
     if (rows > 1 && pitch < bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    struct sim_op op = {.kind = OP_FILL, .what = "cuMemset", .dst = dst, .bytes = bytes, .rows = rows,
-                        .dst_pitch = rows > 1 ? pitch : bytes, .value = value, .width = width};
+    struct sim_op op = {.kind = OP_FILL,
+                        .what = "cuMemset",
+                        .dst = dst,
+                        .bytes = bytes,
+                        .rows = rows,
+                        .dst_pitch = rows > 1 ? pitch : bytes,
+                        .value = value,
+                        .width = width};
     return submit(&op, SIDE_DEVICE, SIDE_DEVICE, stream, false);
 }
 

@@ -129,8 +129,8 @@ static CUresult stub(enum id id)
 
 /*
  * Each entry is a static function, exported under its name by an alias. So the table below holds our own addresses,
- * whatever a preloaded library puts in front of the exported names. Stubs take any arguments, which the C declaration of
- * their name may contradict: they get the name by the assembler alone.
+ * whatever a preloaded library puts in front of the exported names. Stubs take any arguments, which the C declaration
+ * of their name may contradict: they get the name by the assembler alone.
  */
 #define EXPORT(target) __attribute__((visibility("default"), alias(#target)))
 

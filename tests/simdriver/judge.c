@@ -112,7 +112,7 @@ static void judge_order(const struct access *new, const struct vclock *at)
     size_t kept = 0;
     for (size_t i = 0; i < access_count; i++) {
         struct access *old = &accesses[i];
-        bool overlap = old->range.low < new->range.high && new->range.low < old->range.high;
+        bool overlap = old->range.low < new->range.high &&new->range.low < old->range.high;
         bool ordered = sim_vclock_get(at, old->slot) >= old->item || (old->slot == new->slot && old->item == new->item);
         if (overlap && !ordered && (old->range.write || new->range.write)) {
             sim_judge_hazard("%s on stream %llu %s 0x%llx..0x%llx, unordered with %s on stream %llu that %s "
@@ -122,7 +122,8 @@ static void judge_order(const struct access *new, const struct vclock *at)
                              (unsigned long long)old->stream, mode(&old->range), (unsigned long long)old->range.low,
                              (unsigned long long)old->range.high);
         }
-        /* Whoever is ordered after the new access is so after an old one inside it, too: the new one stands for both. */
+        /* Whoever is ordered after the new access is so after an old one inside it, too: the new one stands for both.
+         */
         bool covered = ordered && new->range.low <= old->range.low && old->range.high <= new->range.high &&
                        (new->range.write || !old->range.write);
         if (!covered)
@@ -203,13 +204,13 @@ CONTROL void sim_note_alloc(uint64_t ptr, size_t size)
                              (unsigned long long)notes[i].high);
         struct note old = notes[i];
         note_remove(i);
-        /* What lies outside the new block stays as it was. */
+        if (old.live)
+            continue; /* said once; what follows from it is not worth a line */
+        /* Of freed memory, what lies outside the new block stays freed. */
         if (old.high > high)
-            note_insert(i, (struct note){high, old.high, old.live});
+            note_insert(i, (struct note){high, old.high, false});
         if (old.low < ptr)
-            note_insert(i++, (struct note){old.low, ptr, old.live});
-        if (old.high > high)
-            break;
+            note_insert(i++, (struct note){old.low, ptr, false});
     }
     if (size) {
         if (!sim_memory_covers(ptr, high))

@@ -295,8 +295,8 @@ CUresult do_cuLinkCreate_v2(unsigned int count, void *options, void **values, CU
     return CUDA_SUCCESS;
 }
 
-CUresult do_cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t size, const char *name,
-                             unsigned int count, void *options, void **values)
+CUresult do_cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t size, const char *name, unsigned int count,
+                             void *options, void **values)
 {
     (void)type, (void)data, (void)size, (void)name, (void)count, (void)options, (void)values;
     return sim_handle_is(state, HANDLE_LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;

@@ -14,7 +14,8 @@
 #define KEPT_BELOW ((size_t)16 << 20)
 #define LOW_PAGES 32 /* of the arena for the 32-bit entries */
 
-/* A stretch of address space in pages; a page belongs to nobody, to one chunk of small blocks, or to one large block. */
+/* A stretch of address space in pages; a page belongs to nobody, to one chunk of small blocks, or to one large block.
+ */
 struct sim_arena {
     uint64_t base;
     size_t pages;
@@ -35,7 +36,7 @@ struct sim_chunk {
     unsigned int longest; /* no free run is longer, in granules */
     struct sim_block *granule[GRANULES];
     bool hidden_granule[GRANULES]; /* taken by a block on its way out */
-    struct sim_chunk *next; /* in ctx->chunks, by rising address */
+    struct sim_chunk *next;        /* in ctx->chunks, by rising address */
 };
 
 /* Everything that is not device memory, by rising address. */
@@ -51,8 +52,8 @@ static struct sim_arena *arena_of(int device, bool low)
     size_t pages = low ? LOW_PAGES : 2 * (sim.config.capacity / SIM_PAGE) + 2;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (low ? MAP_32BIT : 0);
     char *p = mmap(NULL, (pages + 1) * SIM_PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
-    void *table = mmap(NULL, pages * sizeof *a->page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+    void *table =
+        mmap(NULL, pages * sizeof *a->page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || table == MAP_FAILED)
         return NULL;
     madvise(p, (pages + 1) * SIM_PAGE, MADV_DONTDUMP);
@@ -242,8 +243,13 @@ static size_t foreign_at(uint64_t address)
 struct sim_block *sim_memory_adopt(CUcontext ctx, uint64_t address, size_t size, enum sim_memory_kind kind)
 {
     struct sim_block *b = sim_xcalloc(sizeof *b);
-    *b = (struct sim_block){.address = address, .size = size, .kind = kind, .ctx = ctx, .map_address = address,
-                            .map_size = size, .device = ctx ? ctx->device : 0};
+    *b = (struct sim_block){.address = address,
+                            .size = size,
+                            .kind = kind,
+                            .ctx = ctx,
+                            .map_address = address,
+                            .map_size = size,
+                            .device = ctx ? ctx->device : 0};
     if (foreign_count == foreign_size) {
         foreign_size = foreign_size ? foreign_size * 2 : 64;
         foreign = sim_xrealloc(foreign, foreign_size * sizeof(struct sim_block *));

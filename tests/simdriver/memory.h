@@ -18,16 +18,16 @@ struct sim_block {
     enum sim_memory_kind kind;
     CUcontext ctx; /* NULL for MEMORY_MAPPED */
     int device;
-    uint64_t buffer_id;        /* new at each allocation */
-    uint64_t map_address;      /* what lies behind it: the chunk or the pages */
+    uint64_t buffer_id;   /* new at each allocation */
+    uint64_t map_address; /* what lies behind it: the chunk or the pages */
     size_t map_size;
-    struct sim_chunk *chunk;   /* of a small block */
-    struct sim_arena *arena;   /* NULL: not device memory */
+    struct sim_chunk *chunk; /* of a small block */
+    struct sim_arena *arena; /* NULL: not device memory */
     bool sync_memops;
-    bool no_access;            /* MEMORY_MAPPED before cuMemSetAccess */
+    bool no_access; /* MEMORY_MAPPED before cuMemSetAccess */
     unsigned int host_flags;
     CUmemoryPool pool;
-    struct vmm_handle *handle; /* of MEMORY_MAPPED */
+    struct vmm_handle *handle;     /* of MEMORY_MAPPED */
     struct sim_block *prev, *next; /* in ctx->blocks */
 };
 
@@ -41,9 +41,9 @@ void sim_memory_hide(struct sim_block *block);
 void sim_memory_release(struct sim_block *block);
 void sim_memory_end_context(CUcontext ctx);
 
-struct sim_block *sim_memory_find(uint64_t address); /* the block that contains it, or NULL */
-bool sim_memory_is_device(uint64_t address);         /* whether it lies where device addresses are taken from */
-bool sim_memory_covers(uint64_t low, uint64_t high); /* all of it allocated and accessible */
+struct sim_block *sim_memory_find(uint64_t address);    /* the block that contains it, or NULL */
+bool sim_memory_is_device(uint64_t address);            /* whether it lies where device addresses are taken from */
+bool sim_memory_covers(uint64_t low, uint64_t high);    /* all of it allocated and accessible */
 bool sim_memory_reachable(uint64_t low, uint64_t high); /* touching it does not crash the process */
 
 CUresult sim_memory_take(int device, size_t size); /* accounting alone */

@@ -13,8 +13,8 @@ struct sim_op {
     enum { OP_MARK, OP_SPIN, OP_FILL, OP_COPY, OP_CHECK, OP_FAULT, OP_HOST } kind;
     const char *what; /* for the text of a hazard */
     uint64_t dst, src;
-    size_t bytes;               /* of one row */
-    size_t rows;                /* 1 unless two-dimensional */
+    size_t bytes; /* of one row */
+    size_t rows;  /* 1 unless two-dimensional */
     size_t dst_pitch, src_pitch;
     bool dst_judged, src_judged; /* memory of ours: pageable host memory is the program's own affair */
     uint32_t value;

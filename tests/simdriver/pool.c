@@ -20,7 +20,7 @@ static struct dying {
     struct sim_block *block;
     uint64_t low, high;
     struct vclock at;
-} *dying;
+} * dying;
 static size_t dying_count, dying_size;
 
 static CUmemoryPool pool_create(int device, bool own)
@@ -210,8 +210,10 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
         return CUDA_ERROR_NOT_SUPPORTED;
     uint64_t high = b->address + b->size;
     /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
-    CUresult r = sim_work_enqueue(s, &(struct sim_op){.kind = OP_MARK, .what = "cuMemFreeAsync", .dst = dptr,
-                                                      .bytes = b->size, .rows = 1, .dst_judged = true});
+    CUresult r = sim_work_enqueue(
+        s,
+        &(struct sim_op){
+            .kind = OP_MARK, .what = "cuMemFreeAsync", .dst = dptr, .bytes = b->size, .rows = 1, .dst_judged = true});
     if (r)
         return r;
     sim_pool_forget(b);

@@ -15,10 +15,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIM_PAGE ((size_t)2 << 20)     /* the unit in which the real driver takes device memory */
-#define SIM_GRANULE ((size_t)512)      /* alignment of every device allocation */
+#define SIM_PAGE ((size_t)2 << 20) /* the unit in which the real driver takes device memory */
+#define SIM_GRANULE ((size_t)512)  /* alignment of every device allocation */
 #define SIM_MAX_DEVICES 16
-#define SIM_MAX_STACK 64               /* contexts pushed on one thread */
+#define SIM_MAX_STACK 64 /* contexts pushed on one thread */
 
 struct sim_capture;
 struct sim_block;
@@ -30,8 +30,8 @@ struct CUstream_st {
     unsigned int flags;
     int priority;
     uint64_t id;
-    uint64_t thread;  /* whose default stream, for STREAM_PER_THREAD */
-    uint32_t slot;    /* where its work is counted in every vector clock */
+    uint64_t thread;    /* whose default stream, for STREAM_PER_THREAD */
+    uint32_t slot;      /* where its work is counted in every vector clock */
     struct vclock base; /* all that its next item comes after, its own items included */
     struct sim_capture *capture;
     uint32_t capture_index;
@@ -56,10 +56,10 @@ struct CUctx_st {
     bool alive;
     unsigned int retains; /* of a primary context */
     unsigned int flags;
-    CUresult error; /* sticky */
+    CUresult error;     /* sticky */
     struct vclock base; /* cuCtxWaitEvent: what all its later work comes after, also on streams made later */
     struct vclock gone, gone_blocking; /* work of destroyed streams, which goes on; the second: of blocking ones */
-    CUstream streams;   /* all of them, the default ones included */
+    CUstream streams;                  /* all of them, the default ones included */
     CUstream legacy;
     struct sim_chunk *chunks; /* where its small blocks live, by rising address */
     struct sim_block *blocks; /* all that ends with it */
@@ -126,8 +126,17 @@ void *sim_xrealloc(void *p, size_t size); /* of a simulator nobody expects to su
 void *sim_xcalloc(size_t size);
 
 /* Which handles exist, by kind: a stale or foreign one is answered and not followed. */
-enum sim_handle { HANDLE_STREAM = 1, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_GRAPH, HANDLE_EXEC, HANDLE_POOL,
-                  HANDLE_LINK, HANDLE_MEMORY };
+enum sim_handle {
+    HANDLE_STREAM = 1,
+    HANDLE_EVENT,
+    HANDLE_MODULE,
+    HANDLE_FUNCTION,
+    HANDLE_GRAPH,
+    HANDLE_EXEC,
+    HANDLE_POOL,
+    HANDLE_LINK,
+    HANDLE_MEMORY
+};
 void sim_handle_add(const void *handle, enum sim_handle kind);
 void sim_handle_remove(const void *handle);
 bool sim_handle_is(const void *handle, enum sim_handle kind);

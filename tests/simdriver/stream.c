@@ -242,8 +242,11 @@ CUresult do_cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void
         return CUDA_ERROR_INVALID_VALUE;
     if (s->capture)
         return sim_capture_check_stream(s); /* never capturable */
-    return sim_work_enqueue(s, &(struct sim_op){.kind = OP_HOST, .what = "callback", .callback = callback,
-                                                .callback_stream = handle, .user_data = user_data});
+    return sim_work_enqueue(s, &(struct sim_op){.kind = OP_HOST,
+                                                .what = "callback",
+                                                .callback = callback,
+                                                .callback_stream = handle,
+                                                .user_data = user_data});
 }
 
 CUresult do_cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *user_data)

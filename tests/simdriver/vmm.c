@@ -1,6 +1,6 @@
 /*
- * Virtual memory management: reserved addresses, physical handles, mappings. A handle is a stretch of one memory file of
- * its device, so that two mappings of it show the same bytes and a mapping that is gone leaves them alone.
+ * Virtual memory management: reserved addresses, physical handles, mappings. A handle is a stretch of one memory file
+ * of its device, so that two mappings of it show the same bytes and a mapping that is gone leaves them alone.
  */
 #include "context.h"
 #include "entry.h"
@@ -15,7 +15,7 @@
 struct vmm_handle {
     int device;
     size_t size;
-    off_t offset; /* in the device's file */
+    off_t offset;            /* in the device's file */
     unsigned int references; /* by the program and by mappings */
     unsigned int held;       /* by the program alone */
     struct vmm_handle *next; /* of the device, by rising offset */
@@ -29,7 +29,7 @@ static struct reservation {
     void *base; /* of the host mapping, which is larger by the alignment */
     size_t base_size;
     struct reservation *next;
-} *reservations;
+} * reservations;
 
 static bool valid(const CUmemAllocationProp *p)
 {

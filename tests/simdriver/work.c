@@ -9,12 +9,12 @@
 #include <time.h>
 
 struct item {
-    uint64_t end;     /* when it completes, ns; meaningless while !known */
-    uint64_t ns;      /* how long it takes */
-    bool known;       /* not so while it comes after a host function that has not run */
-    CUcontext fault;  /* sticky error for this context at completion */
-    CUevent event;    /* stamped at completion */
-    struct vclock at; /* kept only while !known */
+    uint64_t end;        /* when it completes, ns; meaningless while !known */
+    uint64_t ns;         /* how long it takes */
+    bool known;          /* not so while it comes after a host function that has not run */
+    CUcontext fault;     /* sticky error for this context at completion */
+    CUevent event;       /* stamped at completion */
+    struct vclock at;    /* kept only while !known */
     struct sim_op *host; /* a host function to run */
 };
 
@@ -36,7 +36,7 @@ static unsigned long pending;
 /* Items with an unknown end, by submission, which is a topological order. */
 static struct unknown {
     uint32_t slot, item;
-} *unknown;
+} * unknown;
 static size_t unknown_count, unknown_size;
 static bool runner_started;
 

@@ -1,0 +1,690 @@
+/*
+ * The simulated driver by itself: its answers (those of .probe and FACTS.md), its time, and that its judge finds what
+ * it must and nothing else. Links against it. Criterion runs each test in a child of its own, so each one initialises.
+ */
+#include "sim.h"
+#include "vramshim/cuda_abi.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define OK(call) cr_assert_eq((call), CUDA_SUCCESS, #call)
+#define IS(call, code) cr_assert_eq((int)(call), (int)(code), #call)
+
+static CUcontext ctx;
+static CUmodule module;
+
+static void begin(void)
+{
+    OK(cuInit(0));
+    OK(cuDevicePrimaryCtxRetain(&ctx, 0));
+    OK(cuCtxSetCurrent(ctx));
+    OK(cuModuleLoadData(&module, "x"));
+}
+
+static CUfunction function(const char *name)
+{
+    CUfunction f;
+    OK(cuModuleGetFunction(&f, module, name));
+    return f;
+}
+
+static CUresult launch(const char *name, CUstream stream, void **params)
+{
+    return cuLaunchKernel(function(name), 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+}
+
+static void spin(CUstream stream, unsigned long long ms)
+{
+    unsigned long long ns = ms * 1000000;
+    OK(launch("vram_spin", stream, (void *[]){&ns}));
+}
+
+static void fill(CUstream stream, CUdeviceptr p, unsigned long long bytes, unsigned int value, unsigned long long ms)
+{
+    unsigned long long ns = ms * 1000000;
+    OK(launch("vram_fill", stream, (void *[]){&p, &bytes, &value, &ns}));
+}
+
+static CUdeviceptr alloc(size_t bytes)
+{
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, bytes));
+    return p;
+}
+
+static CUstream stream(unsigned int flags)
+{
+    CUstream s;
+    OK(cuStreamCreate(&s, flags));
+    return s;
+}
+
+static double ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+Test(simdriver, before_init)
+{
+    CUdeviceptr p;
+    size_t f, t;
+    IS(cuMemAlloc_v2(&p, 100), 3);
+    IS(cuMemFree_v2(0), 3);
+    IS(cuMemGetInfo_v2(&f, &t), 3);
+    cr_assert_eq(sim_self_lookup_ok(), -1);
+    OK(cuInit(0));
+    cr_assert_eq(sim_self_lookup_ok(), 1);
+    IS(cuMemAlloc_v2(&p, 0), 201);
+    IS(cuMemFree_v2(512), 1);
+    OK(cuMemFree_v2(0));
+    IS(cuMemGetInfo_v2(&f, &t), 201);
+}
+
+Test(simdriver, accounting)
+{
+    begin();
+    CUdeviceptr a = alloc(1048576), b = alloc(512), c = alloc(1048576);
+    cr_assert_eq(b, a + 1048576);
+    cr_assert_eq(sim_used(0), 2u * 2097152, "the second megabyte does not fit beside the small block");
+    OK(cuMemFree_v2(a));
+    OK(cuMemFree_v2(c));
+    cr_assert_eq(sim_used(0), 2097152);
+    cr_assert_eq(alloc(1000), a, "lowest address first");
+    OK(cuMemFree_v2(a));
+    OK(cuMemFree_v2(b));
+    cr_assert_eq(sim_used(0), 0);
+    CUdeviceptr big = alloc(2097153);
+    cr_assert_eq(sim_used(0), 4194304);
+    CUdeviceptr base;
+    size_t size, avail, total;
+    OK(cuMemGetAddressRange_v2(&base, &size, big + 2097152));
+    cr_assert(base == big && size == 2097153);
+    OK(cuMemGetInfo_v2(&avail, &total));
+    cr_assert_eq(total - avail, 4194304);
+    IS(cuMemAlloc_v2(&base, total), 2);
+    IS(cuMemAlloc_v2(&base, 1ull << 63), 2);
+    CUdeviceptr rest = alloc(total - 4194304);
+    IS(cuMemAlloc_v2(&base, 1), 2);
+    OK(cuMemFree_v2(rest));
+}
+
+Test(simdriver, bad_calls)
+{
+    begin();
+    CUdeviceptr p = alloc(1000), q;
+    size_t pitch;
+    IS(cuMemAlloc_v2(&q, 0), 1);
+    IS(cuMemAlloc_v2(NULL, 10), 1);
+    IS(cuMemAllocPitch_v2(&q, &pitch, 10, 10, 3), 1);
+    OK(cuMemAllocPitch_v2(&q, &pitch, 1000, 100, 4));
+    cr_assert_eq(pitch, 1024);
+    IS(cuMemFree_v2(p + 16), 1);
+    IS(cuMemsetD8_v2(0x10, 0, 1), 1);
+    OK(cuMemFree_v2(p));
+    IS(cuMemFree_v2(p), 1);
+    IS(cuMemGetAddressRange_v2(&q, &pitch, p), 500);
+    OK(cuMemGetAddressRange_v2(NULL, NULL, p));
+    cr_assert_eq(sim_refused_frees(), 2);
+    unsigned long long data[2] = {7, 7};
+    IS(cuPointerGetAttribute(data, CU_POINTER_ATTRIBUTE_CONTEXT, p), 1);
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_HOST_POINTER, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    OK(cuPointerGetAttributes(2, which, (void *[]){&data[0], &data[1]}, p));
+    cr_assert(data[0] == p && data[1] == 7);
+}
+
+Test(simdriver, context_life)
+{
+    begin();
+    CUcontext a, b, again;
+    OK(cuCtxCreate_v2(&a, 0, 0));
+    CUdeviceptr p = alloc(4096), q = alloc(4096);
+    OK(cuCtxSetCurrent(ctx));
+    OK(cuMemFree_v2(p));
+    OK(cuCtxDestroy_v2(a));
+    IS(cuMemFree_v2(q), 1);
+    OK(cuCtxCreate_v2(&b, 0, 0));
+    cr_assert_neq(a, b);
+    OK(cuCtxDestroy_v2(b));
+    OK(cuCtxSetCurrent(ctx));
+    p = alloc(4096);
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    IS(cuMemFree_v2(p), 709);
+    OK(cuDevicePrimaryCtxRetain(&again, 0));
+    cr_assert_eq(again, ctx);
+    IS(cuMemFree_v2(p), 1);
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    IS(cuDevicePrimaryCtxRelease_v2(0), 201);
+    cr_assert_eq(sim_hazards(), 0);
+    IS(cuCtxSetCurrent(b), 709);
+    cr_assert_eq(sim_hazards(), 1);
+}
+
+Test(simdriver, free_waits_and_alloc_does_not)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUdeviceptr p = alloc(4096);
+    double start = ms();
+    spin(s, 60);
+    CUdeviceptr q = alloc(4096);
+    cr_assert_lt(ms() - start, 40);
+    IS(cuStreamQuery(s), 600);
+    OK(cuMemFree_v2(p));
+    cr_assert_geq(ms() - start, 60);
+    OK(cuStreamQuery(s));
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    start = ms();
+    spin(NULL, 60);
+    OK(cuMemFree_v2(q));
+    cr_assert_lt(ms() - start, 40, "another context's work is not waited for");
+}
+
+Test(simdriver, lazy_clock)
+{
+    setenv("SIMCUDA_CLOCK", "lazy", 1);
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e;
+    OK(cuEventCreate(&e, 0));
+    spin(s, 0);
+    OK(cuEventRecord(e, s));
+    OK(cuStreamWaitEvent(t, e, 0));
+    spin(t, 0);
+    spin(s, 0);
+    usleep(2000);
+    IS(cuEventQuery(e), 600);
+    OK(cuStreamSynchronize(t));
+    OK(cuEventQuery(e));
+    IS(cuStreamQuery(s), 600);
+    OK(cuCtxSynchronize());
+    OK(cuStreamQuery(s));
+    cr_assert_eq(sim_pending(), 0);
+}
+
+static void count(void *p)
+{
+    __atomic_add_fetch((int *)p, 1, __ATOMIC_SEQ_CST);
+}
+
+static void host_functions(void)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e;
+    int calls = 0;
+    OK(cuEventCreate(&e, 0));
+    spin(s, 5);
+    OK(cuLaunchHostFunc(s, count, &calls));
+    spin(s, 1);
+    OK(cuLaunchHostFunc(s, count, &calls));
+    OK(cuEventRecord(e, s));
+    OK(cuStreamWaitEvent(t, e, 0));
+    spin(t, 1);
+    OK(cuStreamSynchronize(t));
+    cr_assert_eq(__atomic_load_n(&calls, __ATOMIC_SEQ_CST), 2);
+}
+
+Test(simdriver, host_functions_real, .timeout = 20)
+{
+    host_functions();
+}
+
+Test(simdriver, host_functions_lazy, .timeout = 20)
+{
+    setenv("SIMCUDA_CLOCK", "lazy", 1);
+    host_functions();
+}
+
+Test(simdriver, effects_and_legacy_order)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_DEFAULT);
+    CUdeviceptr p = alloc(1000), q = alloc(1000), result = alloc(4);
+    unsigned long long n = 1000, zero = 0;
+    unsigned int value = 5, wrong = 9;
+    OK(cuMemsetD8_v2(result, 0, 4));
+    fill(s, p, 1000, 5, 1);
+    /* The legacy stream comes after every blocking stream, and they after it: no hazard anywhere. */
+    OK(launch("vram_copy", NULL, (void *[]){&q, &p, &n, &zero}));
+    OK(launch("vram_check", s, (void *[]){&q, &n, &value, &result}));
+    OK(cuMemcpyDtoH_v2(&wrong, result, 4));
+    cr_assert_eq(wrong, 0);
+    value = 6;
+    OK(launch("vram_check", s, (void *[]){&q, &n, &value, &result}));
+    OK(cuMemcpyDtoH_v2(&wrong, result, 4));
+    cr_assert_eq(wrong, 1000);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, sticky_error)
+{
+    begin();
+    CUdeviceptr p = alloc(4096), q;
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    OK(launch("vram_fault", s, NULL));
+    IS(cuCtxSynchronize(), 700);
+    IS(cuMemFree_v2(p), 700);
+    IS(cuMemAlloc_v2(&q, 1), 700);
+    IS(cuMemFree_v2(512), 1);
+    OK(cuMemFree_v2(0));
+    size_t n;
+    OK(cuMemGetInfo_v2(&n, NULL));
+    OK(cuMemGetAddressRange_v2(&q, &n, p));
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    IS(cuDevicePrimaryCtxRetain(&ctx, 0), 700);
+}
+
+/* One prohibited or permitted call inside a capture of each mode: the call's answer and the end's. */
+static void in_capture(CUresult (*call)(void), const int expected[3])
+{
+    CUgraph g;
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    for (unsigned int mode = 0; mode < 3; mode++) {
+        OK(cuStreamBeginCapture_v2(s, (CUstreamCaptureMode)mode));
+        CUstreamCaptureStatus status;
+        IS(call(), expected[mode]);
+        OK(cuStreamIsCapturing(s, &status));
+        cr_assert_eq((int)status, expected[mode] == 900 ? 2 : 1);
+        IS(cuStreamEndCapture(s, &g), expected[mode] == 900 ? 901 : 0);
+        cr_assert_eq(g == NULL, expected[mode] == 900);
+        if (g)
+            OK(cuGraphDestroy(g));
+    }
+}
+
+static CUresult call_alloc(void)
+{
+    CUdeviceptr p;
+    return cuMemAlloc_v2(&p, 4096);
+}
+
+static CUresult call_free_0(void)
+{
+    return cuMemFree_v2(0);
+}
+
+static CUresult call_free_bad(void)
+{
+    return cuMemFree_v2(512);
+}
+
+static CUevent event;
+
+static CUresult call_query(void)
+{
+    return cuEventQuery(event);
+}
+
+static CUresult call_record(void)
+{
+    return cuCtxRecordEvent(ctx, event);
+}
+
+static CUresult call_info(void)
+{
+    size_t n;
+    return cuMemGetInfo_v2(&n, NULL);
+}
+
+static CUresult call_alloc_relaxed(void)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cuThreadExchangeStreamCaptureMode(&mode);
+    CUresult r = call_alloc();
+    cuThreadExchangeStreamCaptureMode(&mode);
+    return r;
+}
+
+Test(simdriver, capture_rules)
+{
+    begin();
+    OK(cuEventCreate(&event, 0));
+    in_capture(call_alloc, (int[]){900, 900, 0});
+    in_capture(call_free_0, (int[]){900, 900, 0});
+    in_capture(call_free_bad, (int[]){900, 900, 1});
+    in_capture(call_query, (int[]){900, 900, 0});
+    in_capture(call_record, (int[]){900, 900, 900});
+    in_capture(cuCtxSynchronize, (int[]){900, 900, 900});
+    in_capture(call_info, (int[]){0, 0, 0});
+    in_capture(call_alloc_relaxed, (int[]){0, 0, 0});
+    cr_assert_eq(sim_capturing(), 0);
+}
+
+static void *other_thread(void *arg)
+{
+    CUresult (*call)(void) = *(CUresult(**)(void))arg;
+    cuCtxSetCurrent(ctx);
+    return (void *)(uintptr_t)call();
+}
+
+static int on_thread(CUresult (*call)(void))
+{
+    pthread_t t;
+    void *r;
+    cr_assert_eq(pthread_create(&t, NULL, other_thread, &call), 0);
+    pthread_join(t, &r);
+    return (int)(uintptr_t)r;
+}
+
+static CUstream captured;
+
+static CUresult call_end(void)
+{
+    CUgraph g;
+    return cuStreamEndCapture(captured, &g);
+}
+
+Test(simdriver, capture_threads)
+{
+    begin();
+    CUgraph g;
+    CUstream s = captured = stream(CU_STREAM_NON_BLOCKING);
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    cr_assert_eq(sim_capturing(), 1);
+    IS(on_thread(call_end), 908);
+    IS(on_thread(call_alloc), 900);
+    cr_assert_eq(sim_calls_during_capture("cuMemAlloc_v2"), 1);
+    IS(cuStreamEndCapture(s, &g), 901);
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    OK(on_thread(call_alloc));
+    IS(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), 401);
+    OK(cuStreamEndCapture(s, &g));
+    IS(cuStreamEndCapture(s, &g), 401);
+    IS(cuStreamBeginCapture(NULL), 906);
+    OK(cuStreamBeginCapture(s));
+    OK(cuStreamDestroy_v2(s));
+    cr_assert_eq(sim_capturing(), 0);
+    OK(call_alloc());
+    s = stream(CU_STREAM_NON_BLOCKING);
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+    captured = s;
+    OK(on_thread(call_end));
+}
+
+Test(simdriver, capture_fork_join_and_replay)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e, f;
+    CUgraph g;
+    CUgraphExec x;
+    CUdeviceptr p = alloc(100);
+    unsigned char byte = 0;
+    size_t nodes;
+    OK(cuEventCreate(&e, 0));
+    OK(cuEventCreate(&f, 0));
+    OK(cuMemsetD8_v2(p, 1, 100));
+    for (int join = 0; join < 2; join++) {
+        OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        OK(cuEventRecord(e, s));
+        OK(cuStreamWaitEvent(t, e, 0));
+        OK(cuMemsetD8Async(p, 7, 100, t));
+        OK(cuEventRecord(f, t));
+        if (join)
+            OK(cuStreamWaitEvent(s, f, 0));
+        IS(cuStreamEndCapture(s, &g), join ? 0 : 904);
+    }
+    OK(cuGraphGetNodes(g, NULL, &nodes));
+    cr_assert_eq(nodes, 1);
+    OK(cuMemcpyDtoH_v2(&byte, p, 1));
+    cr_assert_eq(byte, 1, "captured work does not run");
+    OK(cuGraphInstantiateWithFlags(&x, g, 0));
+    OK(cuGraphDestroy(g));
+    OK(cuGraphLaunch(x, s));
+    OK(cuStreamSynchronize(s));
+    OK(cuMemcpyDtoH_v2(&byte, p, 1));
+    cr_assert_eq(byte, 7);
+    OK(cuGraphExecDestroy(x));
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, lookup)
+{
+    begin();
+    void *p;
+    CUdriverProcAddressQueryResult status;
+    OK(cuGetProcAddress_v2("cuMemAlloc", &p, 12000, 0, &status));
+    cr_assert_eq(p, (void *)cuMemAlloc_v2);
+    OK(cuGetProcAddress_v2("cuMemAlloc", &p, 3000, 0, &status));
+    cr_assert(p && p != (void *)cuMemAlloc_v2);
+    OK(cuGetProcAddress_v2("cuStreamBeginCapture", &p, 10000, 2, &status));
+    cr_assert_eq(p, (void *)cuStreamBeginCapture_ptsz);
+    OK(cuGetProcAddress_v2("cuStreamBeginCapture", &p, 13000, 2, &status));
+    cr_assert_eq(p, (void *)cuStreamBeginCapture_v2_ptsz);
+    OK(cuGetProcAddress_v2("cuMemAlloc_v2", &p, 12000, 0, &status));
+    cr_assert(!p && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    OK(cuGetProcAddress_v2("cuCtxRecordEvent", &p, 11000, 0, &status));
+    cr_assert(!p && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+    IS(cuGetProcAddress_v2("cuNope", &p, 12000, 0, NULL), 500);
+    OK(cuGetProcAddress("cuGetProcAddress", &p, 11030, 0));
+    cr_assert_eq(p, (void *)cuGetProcAddress);
+    OK(cuGetProcAddress("cuGetProcAddress", &p, 12000, 0));
+    cr_assert_eq(p, (void *)cuGetProcAddress_v2);
+}
+
+Test(simdriver, hidden_entries)
+{
+    setenv("SIMCUDA_HIDE", "cuCtxRecordEvent", 1);
+    setenv("SIMCUDA_VERSION", "12040", 1);
+    begin();
+    void *p;
+    CUdriverProcAddressQueryResult status;
+    OK(cuGetProcAddress_v2("cuCtxRecordEvent", &p, 13000, 0, &status));
+    cr_assert(!p && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    OK(cuEventCreate(&event, 0));
+    IS(cuCtxRecordEvent(ctx, event), 801);
+    IS(cuCtxWaitEvent(ctx, event), 801);
+}
+
+static void free_it(const char *entry, void *p)
+{
+    (void)entry;
+    cuMemFree_v2(*(CUdeviceptr *)p);
+}
+
+Test(simdriver, failure_and_callback)
+{
+    begin();
+    CUdeviceptr p;
+    cr_assert_eq(sim_fail("cuMemAlloc_v2", 2, 1, 2), 0);
+    cr_assert_eq(sim_fail("cuNope", 1, 1, 2), -1);
+    p = alloc(512);
+    IS(cuMemAlloc_v2(&p, 512), 2);
+    OK(cuMemFree_v2(p));
+    p = alloc(512);
+    cr_assert_eq(sim_on_call("cuMemFree_v2", free_it, &p), 0);
+    IS(cuMemFree_v2(p), 1);
+    cr_assert_eq(sim_calls("cuMemFree_v2"), 3);
+}
+
+Test(simdriver, judge_unordered)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    CUdeviceptr p = alloc(4096);
+    CUevent e;
+    OK(cuEventCreate(&e, 0));
+    fill(s, p, 2048, 1, 0);
+    fill(t, p + 2048, 2048, 2, 0);
+    cr_assert_eq(sim_hazards(), 0, "they do not overlap");
+    OK(cuEventRecord(e, s));
+    OK(cuStreamWaitEvent(t, e, 0));
+    fill(t, p, 2048, 3, 0);
+    cr_assert_eq(sim_hazards(), 0, "ordered by the event");
+    usleep(2000);
+    fill(s, p, 1, 4, 0);
+    cr_assert_eq(sim_hazards(), 1, "complete in time, but nobody looked");
+    cr_assert_not_null(sim_hazard_text(0));
+    OK(cuCtxSynchronize());
+    fill(s, p, 4096, 4, 0);
+    cr_assert_eq(sim_hazards(), 1, "the host has waited");
+    OK(cuEventCreate(&event, 0));
+    OK(cuCtxRecordEvent(ctx, event));
+    fill(s, p, 4096, 4, 0);
+    OK(cuCtxWaitEvent(ctx, event));
+    fill(t, p, 4096, 4, 0);
+    cr_assert_eq(sim_hazards(), 2, "the second fill came after the record");
+    OK(cuCtxRecordEvent(ctx, event));
+    OK(cuCtxWaitEvent(ctx, event));
+    fill(stream(CU_STREAM_NON_BLOCKING), p, 4096, 4, 0);
+    cr_assert_eq(sim_hazards(), 2, "also for streams made later");
+}
+
+Test(simdriver, judge_ownership)
+{
+    begin();
+    CUdeviceptr p = alloc(4096), q = alloc(4096);
+    sim_note_alloc(p, 4096);
+    fill(NULL, p, 4096, 1, 0);
+    cr_assert_eq(sim_hazards(), 0);
+    fill(NULL, p, 4097, 1, 0);
+    cr_assert_eq(sim_hazards(), 1, "past the end");
+    OK(cuMemFree_v2(p));
+    cr_assert_eq(sim_hazards(), 2, "the driver freed what the program still uses");
+    sim_note_alloc(q, 4096);
+    sim_note_free(q);
+    fill(NULL, q, 1, 1, 0);
+    cr_assert_eq(sim_hazards(), 3, "freed by the program, kept by a shim");
+    sim_note_alloc(q, 100);
+    fill(NULL, q, 100, 1, 0);
+    cr_assert_eq(sim_hazards(), 3);
+    sim_note_alloc(q + 50, 10);
+    cr_assert_eq(sim_hazards(), 4, "handed out twice");
+    sim_clear_hazards();
+    sim_note_free(q + 50);
+    OK(cuMemFree_v2(q));
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, judge_recycled_by_the_driver)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < 50; i++) {
+        CUdeviceptr p = alloc(4096);
+        sim_note_alloc(p, 4096);
+        fill(i & 1 ? s : t, p, 4096, 1, 0);
+        sim_note_free(p);
+        OK(cuMemFree_v2(p));
+    }
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, other_memory)
+{
+    begin();
+    void *h;
+    CUdeviceptr d;
+    unsigned int flags;
+    OK(cuMemHostAlloc(&h, 1000, 2));
+    OK(cuMemHostGetDevicePointer_v2(&d, h, 0));
+    cr_assert_eq(d, (CUdeviceptr)(uintptr_t)h);
+    OK(cuMemHostGetFlags(&flags, h));
+    cr_assert_eq(flags, 2);
+    fill(NULL, d, 1000, 3, 0);
+    OK(cuMemFreeHost(h));
+    IS(cuMemFreeHost(h), 1);
+    static char mine[100];
+    OK(cuMemHostRegister_v2(mine, sizeof mine, 0));
+    IS(cuMemHostRegister_v2(mine, sizeof mine, 0), 712);
+    OK(cuMemHostUnregister(mine));
+    IS(cuMemHostUnregister(mine), 713);
+    OK(cuMemAllocManaged(&d, 100, 1));
+    *(volatile char *)(uintptr_t)d = 1;
+    OK(cuMemFree_v2(d));
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < 10; i++) {
+        OK(cuMemAllocAsync(&d, 100000, s));
+        fill(s, d, 100000, 1, 0);
+        OK(cuMemFreeAsync(d, s));
+    }
+    OK(cuStreamSynchronize(s));
+    size_t avail, total;
+    OK(cuMemGetInfo_v2(&avail, &total));
+    cr_assert_eq(avail, total);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, virtual_memory)
+{
+    begin();
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemAccessDesc access = {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle h;
+    CUdeviceptr va;
+    size_t g;
+    unsigned char byte = 0;
+    OK(cuMemGetAllocationGranularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    OK(cuMemAddressReserve(&va, 2 * g, 0, 0, 0));
+    OK(cuMemCreate(&h, g, &prop, 0));
+    cr_assert_eq(sim_used(0), g);
+    OK(cuMemMap(va, g, 0, h, 0));
+    OK(cuMemMap(va + g, g, 0, h, 0));
+    OK(cuMemSetAccess(va, 2 * g, &access, 1));
+    OK(cuMemsetD8_v2(va, 9, g));
+    OK(cuMemcpyDtoH_v2(&byte, va + g, 1));
+    cr_assert_eq(byte, 9, "two mappings of one handle");
+    OK(cuMemRelease(h));
+    IS(cuMemFree_v2(va), 1);
+    OK(cuMemUnmap(va, 2 * g));
+    cr_assert_eq(sim_used(0), 0);
+    OK(cuMemAddressFree(va, 2 * g));
+}
+
+Test(simdriver, fork_after_init)
+{
+    begin();
+    pid_t child = fork();
+    if (!child) {
+        CUdeviceptr p;
+        _exit(cuMemAlloc_v2(&p, 10) == CUDA_ERROR_NOT_INITIALIZED && cuInit(0) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void late(void)
+{
+    if (cuMemFree_v2(0) != CUDA_ERROR_DEINITIALIZED)
+        _exit(1);
+}
+
+Test(simdriver, after_exit)
+{
+    pid_t child = fork();
+    if (!child) {
+        atexit(late); /* before cuInit: runs after the driver's own */
+        begin();
+        exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+Test(simdriver, peers)
+{
+    setenv("SIMCUDA_DEVICES", "2", 1);
+    begin();
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 1));
+    OK(cuCtxEnablePeerAccess(ctx, 0));
+    IS(cuCtxEnablePeerAccess(ctx, 0), 704);
+    double start = ms();
+    spin(NULL, 60);
+    OK(cuCtxSetCurrent(ctx));
+    OK(cuMemFree_v2(alloc(100)));
+    cr_assert_geq(ms() - start, 60, "the free waits for the peer");
+    OK(cuCtxSetCurrent(other));
+    OK(cuCtxDisablePeerAccess(ctx));
+    IS(cuCtxDisablePeerAccess(ctx), 705);
+}
