@@ -15,6 +15,7 @@
 #include "control/thread.h"
 #include "driver/capture.h"
 #include "heap/heap.h"
+#include "interpose/libc.h"
 #include "observe/report.h"
 
 /* Signals stay blocked while the locks are held: a handler of the program on this thread may call sigaction. */
@@ -71,7 +72,7 @@ static void __attribute__((constructor)) load(void)
     vram_options_read(environ);
     vram_disposition_init();
     pthread_atfork(prefork, postfork_parent, postfork_child);
-    at_quick_exit(report_at_exit); /* registered first, so that it runs after the program's own */
+    vram_quick_exit_register(); /* registered first, so that it runs after the program's own */
 }
 
 /*

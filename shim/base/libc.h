@@ -15,6 +15,7 @@
     X(sighandler_t, sigset, (int, sighandler_t))                                                                       \
     X(int, sigignore, (int))                                                                                           \
     X(int, siginterrupt, (int, int))                                                                                   \
+    X(int, __cxa_at_quick_exit, (void (*)(void *), void *))                                                           \
     X(void, _exit, (int))
 
 /* vram_libc_sigaction() and so on: the pointer to the real one. Never NULL for libc.so.6. */

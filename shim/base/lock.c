@@ -20,6 +20,9 @@ static void note_taken(enum vram_rank rank)
     held |= 1u << rank;
 }
 
+/* At exit anything may be held, by the frame that was interrupted. */
+static void note_taken_at_exit(enum vram_rank rank) { held |= 1u << rank; }
+
 static void note_released(enum vram_rank rank)
 {
     VRAM_CHECK(held & (1u << rank));
@@ -29,6 +32,7 @@ static void note_released(enum vram_rank rank)
 void vram_locks_check_none(void) { VRAM_CHECK(held == 0); }
 #else
 static void note_taken(enum vram_rank rank) { (void)rank; }
+static void note_taken_at_exit(enum vram_rank rank) { (void)rank; }
 static void note_released(enum vram_rank rank) { (void)rank; }
 #endif
 
@@ -55,7 +59,7 @@ bool vram_lock_at_exit(enum vram_rank rank)
     }
     if (pthread_mutex_timedlock(&locks[rank], &until) != 0)
         return false;
-    note_taken(rank);
+    note_taken_at_exit(rank);
     return true;
 }
 

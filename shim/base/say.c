@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,11 +32,24 @@ static bool stderr_is_ours(void)
 
 /* A pipe that polls writable takes PIPE_BUF bytes without blocking, whatever the descriptor's flags; its flags are the
  * program's (and shared with its parent), so we do not set O_NONBLOCK on them. */
+static int wait_writable(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    int ready = poll(&p, 1, WAIT_MS);
+    if (ready >= 0 || errno != EINVAL || fd >= FD_SETSIZE)
+        return ready;
+    /* More descriptors than the limit allows (RLIMIT_NOFILE of 0): select() knows no such limit. */
+    const struct timespec wait = {0, WAIT_MS * 1000000L};
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    return pselect(fd + 1, NULL, &set, NULL, &wait, NULL);
+}
+
 static int write_all(int fd, const char *bytes, size_t len)
 {
     while (len > 0) {
-        struct pollfd p = {.fd = fd, .events = POLLOUT};
-        int ready = poll(&p, 1, WAIT_MS);
+        int ready = wait_writable(fd);
         if (ready < 0 && errno == EINTR)
             continue;
         if (ready <= 0)
@@ -55,18 +69,22 @@ static int write_all(int fd, const char *bytes, size_t len)
 int vram_write_gently(int fd, const char *bytes, size_t len)
 {
     int saved = errno;
-    sigset_t pipe_only, before, pending;
-    sigemptyset(&pipe_only);
-    sigaddset(&pipe_only, SIGPIPE);
+    sigset_t ours, before, pending;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGPIPE);
+    sigaddset(&ours, SIGXFSZ); /* RLIMIT_FSIZE */
 
-    /* A SIGPIPE that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
+    /* One that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
     sigpending(&pending);
-    bool already = sigismember(&pending, SIGPIPE) == 1;
-    pthread_sigmask(SIG_BLOCK, &pipe_only, &before);
+    pthread_sigmask(SIG_BLOCK, &ours, &before);
     int r = write_all(fd, bytes, len);
-    if (!already && r == -EPIPE) {
+    int raised = r == -EPIPE ? SIGPIPE : r == -EFBIG ? SIGXFSZ : 0;
+    if (raised && sigismember(&pending, raised) != 1) {
         const struct timespec zero = {0, 0};
-        while (sigtimedwait(&pipe_only, NULL, &zero) < 0 && errno == EINTR)
+        sigset_t only;
+        sigemptyset(&only);
+        sigaddset(&only, raised);
+        while (sigtimedwait(&only, NULL, &zero) < 0 && errno == EINTR)
             ;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

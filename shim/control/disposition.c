@@ -11,6 +11,7 @@
 #include "base/say.h"
 #include "config/options.h"
 #include "control/thread.h"
+#include "heap/heap.h"
 
 /* What the program believes is installed. Written under SIGNAL with every signal blocked; the handler reads it on any thread
  * without a lock. Each change goes into the next slot and is then published; a reader would have to sleep through all of
@@ -37,7 +38,11 @@ static void on_signal(int sig, siginfo_t *info, void *context)
     /* A vfork child shares our memory but is not us. Ask first: the program's handler may never return. */
     if (vram_proc_is_recorded() && !vram_control_request() && !run) {
         static const char text[] = "vramshim: signal received; this program has not used GPU memory, nothing to give back\n";
-        vram_say_raw(text, sizeof(text) - 1);
+        static const char no_thread[] = "vramshim: signal received, but there is no thread to give memory back\n";
+        if (vram_heap_used())
+            vram_say_raw(no_thread, sizeof(no_thread) - 1);
+        else
+            vram_say_raw(text, sizeof(text) - 1);
     }
     errno = saved;
     if (!run)
@@ -91,8 +96,7 @@ static struct sigaction visible(void)
 {
     struct sigaction act = *atomic_load(&believed);
     if (atomic_load(&spent)) {
-        act.sa_handler = SIG_DFL;
-        act.sa_flags &= ~(SA_SIGINFO | SA_RESETHAND);
+        act.sa_handler = SIG_DFL; /* the kernel leaves the flags as they were */
     }
     return act;
 }
@@ -101,9 +105,15 @@ static struct sigaction visible(void)
 static int install(const struct sigaction *act)
 {
     struct sigaction kernel = for_kernel(act);
+    struct sigaction seen = *act, made;
     if (vram_libc_sigaction()(vram_options->signal, &kernel, NULL) != 0)
         return -1;
-    believe(act);
+    /* What a program reads back is what the kernel made of it: it adds and drops bits (SA_RESTORER; unknown ones). */
+    if (vram_libc_sigaction()(vram_options->signal, NULL, &made) == 0)
+        seen.sa_flags = (act->sa_flags & ~(kernel.sa_flags & ~made.sa_flags)) | (made.sa_flags & ~kernel.sa_flags);
+    sigdelset(&seen.sa_mask, SIGKILL);
+    sigdelset(&seen.sa_mask, SIGSTOP);
+    believe(&seen);
     return 0;
 }
 
@@ -114,7 +124,8 @@ void vram_disposition_init(void)
     if (!vram_options->signal || vram_libc_sigaction()(vram_options->signal, NULL, &now) != 0)
         return;
     enter(&before);
-    install(&now);
+    if (install(&now) == 0)
+        believe(&now); /* as it was read, nothing added */
     leave(&before);
 }
 

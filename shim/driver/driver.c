@@ -49,5 +49,5 @@ const char *vram_driver_missing(void)
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
-    return NULL;
+    return vram_driver()->cuCtxSynchronize ? NULL : "cuCtxSynchronize";
 }

@@ -1,6 +1,6 @@
 #include "heap/heap.h"
 
-#include <errno.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -114,7 +114,9 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
     if (!entered) {
         bool no_memory = !b || life;
         vram_meta_free(b, sizeof(*b));
-        if (no_memory) /* else the context was destroyed under the program: its own race */
+        static atomic_bool told;
+        /* else the context was destroyed under the program: its own race */
+        if (no_memory && !atomic_exchange(&told, true))
             vram_say("no host memory to account for an allocation; it works, but is not cached and not reported");
     }
 }
@@ -227,14 +229,6 @@ static bool room_in_cache(const struct vram_block *b)
     return books->cached_bytes + b->capacity <= vram_options->cache_max;
 }
 
-/* Errors of a kernel that no later call of the context survives. */
-static bool is_sticky(CUresult r)
-{
-    return r == CUDA_ERROR_ECC_UNCORRECTABLE || r == CUDA_ERROR_NVLINK_UNCORRECTABLE || r == CUDA_ERROR_ILLEGAL_ADDRESS ||
-           r == CUDA_ERROR_LAUNCH_TIMEOUT || r == CUDA_ERROR_ASSERT ||
-           (r >= CUDA_ERROR_HARDWARE_STACK_ERROR && r <= CUDA_ERROR_LAUNCH_FAILED);
-}
-
 /* Waits for the block's work as the driver's free would, without the driver's free. False: the caller's own native free
  * decides, because a capture began or because the driver has something to say. */
 static bool wait_for_work(struct vram_life *life)
@@ -243,11 +237,6 @@ static bool wait_for_work(struct vram_life *life)
         return false;
     CUresult r = vram_life_synchronise(life);
     vram_gate_leave();
-    if (is_sticky(r)) {
-        vram_lock(VRAM_RANK_HEAP);
-        life->poisoned = true;
-        vram_unlock(VRAM_RANK_HEAP);
-    }
     return r == CUDA_SUCCESS;
 }
 

@@ -69,8 +69,12 @@ void vram_life_unpin(struct vram_life *life); /* with or without HEAP */
 CUresult vram_life_enter(CUcontext ctx, bool *ret_pushed);
 void vram_life_leave(bool pushed);
 
-/* Waits for all work of the life's context and of the contexts with peer access to it. Pinned; no lock held. */
+/* Waits for all work of the life's context and of the contexts with peer access to it. Pinned; no lock held. An error that
+ * no later call of a context survives poisons its life. */
 CUresult vram_life_synchronise(struct vram_life *life);
+
+/* The driver told the program this result about the current context. No lock held; cheap unless it is such an error. */
+void vram_life_told(CUresult result);
 
 /* Around a driver call that ends a context (takes HEAP). begin: the life stops being used, NULL if there is none. end:
  * `gone` says whether the context has really ended; if not, the life goes on as before. */

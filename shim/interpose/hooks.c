@@ -6,7 +6,7 @@
 #include "base/proc.h"
 
 /* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
-#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+#define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
         __typeof__(&name) real = vram_driver()->name;                                                                  \
@@ -14,12 +14,16 @@
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
         if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
+        uintptr_t caller = (uintptr_t)__builtin_return_address(0);                                                     \
         int saved = errno;                                                                                             \
-        CUresult r = hook_##name((uintptr_t)__builtin_return_address(0), VRAM_EXPAND arguments);                       \
+        CUresult r = hook_call;                                                                                        \
         errno = saved;                                                                                                 \
         return r;                                                                                                      \
     }                                                                                                                  \
     VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    ENTRY(name, parameters, arguments, hook_##name(caller, VRAM_EXPAND arguments))
+#define VRAM_HOOK_VOID(name) ENTRY(name, (void), (), hook_##name(caller))
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK

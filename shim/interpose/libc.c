@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "base/compiler.h"
@@ -11,6 +12,7 @@
 #include "base/proc.h"
 #include "control/disposition.h"
 #include "heap/heap.h"
+#include "interpose/libc.h"
 #include "observe/report.h"
 
 int vram_sigaction(int sig, const struct sigaction *act, struct sigaction *old);
@@ -69,3 +71,25 @@ void vram_exit_now(int status)
 }
 VRAM_EXPORT __typeof__(vram_exit_now) _exit __attribute__((alias("vram_exit_now")));
 VRAM_EXPORT __typeof__(vram_exit_now) _Exit __attribute__((alias("vram_exit_now")));
+
+/* What is registered first is called last, and libraries are initialised before us: ours goes in before anybody's. */
+static void report_at_quick_exit(void *unused)
+{
+    (void)unused;
+    if (vram_proc_is_recorded())
+        vram_report_write();
+}
+
+void vram_quick_exit_register(void)
+{
+    static atomic_bool done;
+    if (!atomic_exchange(&done, true))
+        vram_libc___cxa_at_quick_exit()(report_at_quick_exit, NULL);
+}
+
+int __cxa_at_quick_exit(void (*function)(void *), void *object);
+VRAM_EXPORT int __cxa_at_quick_exit(void (*function)(void *), void *object)
+{
+    vram_quick_exit_register();
+    return vram_libc___cxa_at_quick_exit()(function, object);
+}

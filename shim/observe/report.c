@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -141,11 +142,19 @@ static void compose(struct vram_text *t, bool exact)
     double_frees(t, doubles);
 }
 
+static bool names_the_pid(const char *pattern)
+{
+    for (const char *c = pattern; *c; c++)
+        if (*c == '%' && c[1] && *++c == 'p')
+            return true;
+    return false;
+}
+
 /* 0, or a negative errno. The file carries the pid (law 26). */
 static int write_file(const struct vram_text *t, char *path, size_t cap)
 {
     struct vram_output output = vram_options->report;
-    if (!strstr(output.pattern, "%p")) {
+    if (!names_the_pid(output.pattern)) {
         if (strlen(output.pattern) + 4 >= sizeof(output.pattern))
             return -ENAMETOOLONG;
         strcat(output.pattern, ".%p");

@@ -1,0 +1,213 @@
+/*
+ * Law 9: bad calls get the native answer, and leave nothing behind. HAMi-core 321 and 333 (NULL outputs), 187 and 290
+ * (no current context).
+ */
+#include <string.h>
+#include <sys/wait.h>
+
+#include "law.h"
+#include "sim.h"
+#include "world.h"
+
+enum { MIB = 1 << 20 };
+
+static uint64_t used(void)
+{
+    return simulated() ? SIM(sim_used)(0) : 0;
+}
+
+LAW_CASE(allocations)
+{
+    CUdeviceptr p = 0x5a5a;
+    size_t pitch = 0x5a5a;
+    law_context();
+    cached_block(4 * MIB);
+    cached_block(512);
+    uint64_t before = used();
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(cu.cuMemAlloc_v2(&p, 0), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAlloc_v2(NULL, 512), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAlloc_v2(NULL, 4 * MIB), CUDA_ERROR_INVALID_VALUE); /* one of that size is at hand */
+        CHECK_EQ(cu.cuMemAlloc_v2(NULL, 0), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 0, 10, 4), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 10, 0, 4), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 10, 10, 3), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 10, 10, 0), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(NULL, &pitch, 10, 10, 4), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, NULL, 10, 10, 4), CUDA_ERROR_INVALID_VALUE);
+        /* In the second round a block for these is at hand. */
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, NULL, 4096, 1024, 4), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(NULL, &pitch, 4096, 1024, 4), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 4096, 1024, 3), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, 4096, 1024, 32), CUDA_ERROR_INVALID_VALUE);
+        CUdeviceptr good;
+        size_t good_pitch;
+        OK(cu.cuMemAllocPitch_v2(&good, &good_pitch, 4096, 1024, 4));
+        OK(cu.cuMemFree_v2(good));
+    }
+    if (simulated()) { /* what a real driver leaves there was not measured */
+        CHECK_EQ(p, 0x5a5a);
+        CHECK_EQ(pitch, 0x5a5a);
+    }
+    CHECK(used() == before || (under_shim() && used() == before + 4 * MIB) || !simulated());
+}
+
+/* More than there is, more than the address space has: out of memory, not an overflow. */
+LAW_CASE(absurd_sizes)
+{
+    CUdeviceptr p = 0x5a5a;
+    law_context();
+    cached_block(4 * MIB);
+    CHECK_EQ(cu.cuMemAlloc_v2(&p, (size_t)1 << 50), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQ(cu.cuMemAlloc_v2(&p, (size_t)1 << 63), CUDA_ERROR_OUT_OF_MEMORY);
+    if (simulated()) {
+        size_t pitch;
+        CHECK_EQ(cu.cuMemAlloc_v2(&p, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK_EQ(cu.cuMemAlloc_v2(&p, SIZE_MAX - 511), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, (size_t)1 << 40, (size_t)1 << 40, 4), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 1, 4), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK_EQ(p, 0x5a5a);
+    }
+}
+
+LAW_CASE(frees)
+{
+    CUdeviceptr p, q;
+    law_context();
+    CHECK_EQ(cu.cuMemFree_v2(0), CUDA_SUCCESS);
+    CHECK_EQ(cu.cuMemFree_v2(0), CUDA_SUCCESS);
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+    OK(cu.cuMemAlloc_v2(&q, 1000));
+    CHECK_EQ(cu.cuMemFree_v2(p + 1), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p + 512), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p + 2 * MIB), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(q + 512), CUDA_ERROR_INVALID_VALUE);
+    OK(cu.cuMemsetD8_v2(p, 1, 4 * MIB)); /* intact */
+    OK(cu.cuMemsetD8_v2(q, 1, 1000));
+    OK(cu.cuMemFree_v2(p));
+    OK(cu.cuMemFree_v2(q));
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(q), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p + 512), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(0), CUDA_SUCCESS);
+}
+
+/* After a double free the block serves one request, not two. */
+LAW_CASE(a_block_freed_twice_is_handed_out_once)
+{
+    law_context();
+    CUdeviceptr p = cached_block(4 * MIB), a, b;
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    OK(cu.cuMemAlloc_v2(&a, 4 * MIB));
+    OK(cu.cuMemAlloc_v2(&b, 4 * MIB));
+    CHECK(a != b);
+    OK(cu.cuMemsetD8_v2(a, 1, 4 * MIB));
+    OK(cu.cuMemsetD8_v2(b, 2, 4 * MIB));
+    unsigned char byte;
+    OK(cu.cuMemcpyDtoH_v2(&byte, a + 4 * MIB - 1, 1));
+    CHECK_EQ(byte, 1);
+    OK(cu.cuMemFree_v2(a));
+    OK(cu.cuMemFree_v2(b));
+    if (under_shim() && simulated())
+        CHECK_EQ(driver_calls("cuMemAlloc_v2"), 2);
+}
+
+LAW_CASE(no_current_context)
+{
+    CUcontext current;
+    CUdeviceptr p, q, fresh = 0x5a5a;
+    size_t size, total, pitch;
+    law_context();
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+    OK(cu.cuMemAlloc_v2(&q, 4 * MIB));
+    cached_block(8 * MIB);
+    OK(cu.cuCtxSetCurrent(NULL));
+    CHECK_EQ(cu.cuMemAlloc_v2(&fresh, 4 * MIB), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemAlloc_v2(&fresh, 8 * MIB), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemAlloc_v2(&fresh, 0), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemAlloc_v2(NULL, 512), CUDA_ERROR_INVALID_CONTEXT);
+    if (simulated())
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&fresh, &pitch, 4096, 1024, 4), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemGetInfo_v2(&size, &total), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemGetAddressRange_v2(&fresh, &size, p), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_SUCCESS);
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(q + 512), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(q), CUDA_SUCCESS);
+    CHECK_EQ(cu.cuMemFree_v2(512), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(0), CUDA_SUCCESS);
+    OK(cu.cuCtxGetCurrent(&current)); /* and there is none now either */
+    CHECK(current == NULL);
+    law_context();
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+    if (under_shim() && simulated())
+        CHECK_EQ(driver_calls("cuMemFree_v2"), 3); /* of inside a block, of 512 and of 0; the others are kept */
+}
+
+LAW_CASE(memory_info_without_outputs)
+{
+    size_t free_bytes = 1, total = 1, both_free, both_total;
+    law_context();
+    cached_block(64 * MIB);
+    OK(cu.cuMemGetInfo_v2(NULL, NULL));
+    OK(cu.cuMemGetInfo_v2(&free_bytes, NULL));
+    OK(cu.cuMemGetInfo_v2(NULL, &total));
+    OK(cu.cuMemGetInfo_v2(&both_free, &both_total));
+    CHECK_EQ(free_bytes, both_free);
+    CHECK_EQ(total, both_total);
+}
+
+LAW_CASE(queries_without_outputs)
+{
+    CUdeviceptr p, base;
+    size_t size;
+    law_context();
+    cached_block(4 * MIB);
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB - 512));
+    OK(cu.cuMemGetAddressRange_v2(NULL, NULL, p));
+    OK(cu.cuMemGetAddressRange_v2(&base, NULL, p + 100));
+    CHECK_EQ(base, p);
+    OK(cu.cuMemGetAddressRange_v2(NULL, &size, p + 100));
+    CHECK_EQ(size, 4 * MIB - 512);
+    CHECK_EQ(cu.cuPointerGetAttribute(NULL, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* One block, freed four times, reported once, with the first free and the second. */
+LAW_CHILD(frees_twice)
+{
+    CUdeviceptr p, q;
+    law_context();
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+    OK(cu.cuMemAlloc_v2(&q, 6 * MIB));
+    OK(cu.cuMemFree_v2(p));
+    OK(cu.cuMemFree_v2(q));
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(q), CUDA_ERROR_INVALID_VALUE);
+    fprintf(stderr, "the blocks: %llx and %llx\n", p, q);
+}
+
+LAW_CASE(a_double_free_is_reported_once)
+{
+    char err[16384], text[64];
+    unsigned long long p, q;
+    CHECK_EQ(law_run_child("frees_twice", ENV("VRAMSHIM_REPORT=stderr"), err, sizeof(err)), 0);
+    if (!under_shim())
+        return;
+    const char *blocks = strstr(err, "the blocks: ");
+    CHECK(blocks && sscanf(blocks, "the blocks: %llx and %llx", &p, &q) == 2);
+    const unsigned long long both[] = {p, q};
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof(text), "0x%llx", both[i]);
+        CHECK_EQ(count_of(err, text), 1);
+        const char *line = strstr(err, text);
+        char copy[512];
+        snprintf(copy, sizeof(copy), "%.*s", (int)strcspn(line, "\n"), line);
+        CHECK(strstr(copy, "freed by"));
+        CHECK(strstr(copy, "again by"));
+        CHECK_EQ(count_of(copy, "called from"), 2); /* both places */
+    }
+    CHECK(strstr(err, "double frees: 4"));
+    CHECK(strstr(err, "nothing leaked"));
+}

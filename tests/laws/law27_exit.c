@@ -1,0 +1,357 @@
+/*
+ * Law 27: the report is written from memory alone, once, whichever way the program leaves, and after everything that
+ * the program still frees on its way out: exit handlers, destructors of its own and of its libraries. memray 634,
+ * gperftools 1475.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+
+#include "law.h"
+#include "sim.h"
+#include "world.h"
+
+void late_keep(CUresult (*release)(CUdeviceptr), CUdeviceptr p);
+
+enum { MIB = 1 << 20, WAYS = 5 };
+
+static char text[65536];
+
+static CUdeviceptr allocate(size_t bytes)
+{
+    CUdeviceptr p;
+    OK(cu.cuMemAlloc_v2(&p, bytes));
+    return p;
+}
+
+static void must_free(CUdeviceptr p)
+{
+    CUresult r = cu.cuMemFree_v2(p);
+    if (r != CUDA_SUCCESS && r != CUDA_ERROR_DEINITIALIZED)
+        fprintf(stderr, "a late free: %d\n", r);
+}
+
+static void leave(int way)
+{
+    switch (way) {
+    case 0:
+        exit(way + 10);
+    case 1:
+        _exit(way + 10);
+    case 2:
+        _Exit(way + 10);
+    case 3:
+        quick_exit(way + 10);
+    default:
+        return; /* from main, with 0 */
+    }
+}
+
+static int way_from_environment(void)
+{
+    const char *s = getenv("LAW27_WAY");
+    return s ? atoi(s) : 4;
+}
+
+/* Runs the case once for each way out and expects the exit status, and one report with this in it. */
+static void by_every_way(const char *name, const char *expected, unsigned ways)
+{
+    for (int way = 0; way < WAYS; way++) {
+        char variable[32];
+        if (!(ways >> way & 1))
+            continue;
+        snprintf(variable, sizeof(variable), "LAW27_WAY=%d", way);
+        int status = law_run_child(name, ENV(variable), text, sizeof(text));
+        CHECK(WIFEXITED(status));
+        CHECK_EQ(WEXITSTATUS(status), way == 4 ? 0 : way + 10);
+        CHECK(!strstr(text, "late free"));
+        if (!under_shim())
+            continue;
+        CHECK_EQ(count_of(text, "LEAK SUMMARY"), 1);
+        if (!strstr(text, expected))
+            law_fail(__FILE__, __LINE__, "by way %d, not \"%s\": %s", way, expected, text);
+    }
+}
+
+enum { EVERY_WAY = 31, WITH_DESTRUCTORS = 1 | 16, QUICKLY = 8 };
+
+LAW_CHILD(leaks)
+{
+    law_context();
+    allocate(3 * MIB);
+    cached_block(5 * MIB);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM(reported_by_every_way) { by_every_way("leaks", "3.0 MiB in 1 block never freed", EVERY_WAY); }
+
+static void *leave_on_a_thread(void *unused)
+{
+    leave(way_from_environment());
+    return unused;
+}
+
+LAW_CHILD(leaks_and_leaves_on_a_thread)
+{
+    pthread_t thread;
+    law_context();
+    allocate(3 * MIB);
+    CHECK(pthread_create(&thread, NULL, leave_on_a_thread, NULL) == 0);
+    pthread_join(thread, NULL);
+    CHECK(!"reached");
+}
+
+LAW_CASE_SIM_ONCE(reported_from_another_thread)
+{
+    by_every_way("leaks_and_leaves_on_a_thread", "3.0 MiB in 1 block never freed", 15);
+}
+
+/* Freed by an exit handler, registered before CUDA is up and after. */
+static CUdeviceptr for_handlers[3];
+static void free_first(void) { must_free(for_handlers[0]); }
+static void free_second(void) { must_free(for_handlers[1]); }
+
+LAW_CHILD(frees_in_exit_handlers)
+{
+    atexit(free_first);
+    law_context();
+    for_handlers[0] = allocate(MIB);
+    for_handlers[1] = allocate(MIB);
+    cached_block(4 * MIB);
+    atexit(free_second);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM(freed_in_exit_handlers) { by_every_way("frees_in_exit_handlers", "nothing leaked", WITH_DESTRUCTORS); }
+
+/* Freed by handlers of quick_exit. */
+static void __attribute__((constructor)) register_early(void)
+{
+    if (getenv("LAW27_WAY"))
+        at_quick_exit(free_first);
+}
+
+LAW_CHILD(frees_in_quick_exit_handlers)
+{
+    law_context();
+    for_handlers[0] = allocate(MIB);
+    for_handlers[1] = allocate(MIB);
+    at_quick_exit(free_second);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM_ONCE(freed_in_quick_exit_handlers)
+{
+    by_every_way("frees_in_quick_exit_handlers", "nothing leaked", QUICKLY);
+}
+
+/* Freed by a static destructor of the program. */
+static void __attribute__((destructor)) static_destructor(void)
+{
+    if (for_handlers[2])
+        must_free(for_handlers[2]);
+}
+
+LAW_CHILD(frees_in_a_static_destructor)
+{
+    law_context();
+    for_handlers[2] = allocate(MIB);
+    cached_block(4 * MIB);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM(freed_in_a_static_destructor)
+{
+    by_every_way("frees_in_a_static_destructor", "nothing leaked", WITH_DESTRUCTORS);
+}
+
+/* Freed by the destructor of a library: one that the program is linked to, and one that it loaded. */
+LAW_CHILD(frees_in_library_destructors)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
+    CHECK(n > 0);
+    path[n] = 0;
+    strcpy(strrchr(path, '/'), "/liblaw27loaded.so");
+    void *loaded = dlopen(path, RTLD_NOW);
+    CHECK(loaded);
+    __typeof__(&late_keep) keep = (__typeof__(keep))dlsym(loaded, "late_keep");
+    CHECK(keep && keep != late_keep);
+    law_context();
+    late_keep(cu.cuMemFree_v2, allocate(MIB));
+    keep(cu.cuMemFree_v2, allocate(2 * MIB));
+    cached_block(4 * MIB);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM(freed_in_library_destructors)
+{
+    by_every_way("frees_in_library_destructors", "nothing leaked", WITH_DESTRUCTORS);
+}
+
+/* The libraries' handlers of quick_exit, registered when they were loaded: one before us, one long after. */
+LAW_CASE_SIM_ONCE(freed_in_quick_exit_handlers_of_libraries)
+{
+    by_every_way("frees_in_library_destructors", "nothing leaked", QUICKLY);
+}
+
+/* From main's end on, the driver sees what the program still calls and nothing else. */
+LAW_CHILD(counts_to_the_end)
+{
+    law_context();
+    allocate(3 * MIB);
+    cached_block(4 * MIB);
+    cached_block(5 * MIB);
+    fprintf(stderr, "calls so far: %lu\n", SIM(sim_calls_total)());
+}
+
+LAW_CASE_SIM_ONCE(no_driver_call_on_the_way_out)
+{
+    char path[] = "/tmp/law27.XXXXXX", variable[64], report[16384];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    close(fd);
+    snprintf(variable, sizeof(variable), "SIMCUDA_REPORT=%s", path);
+    CHECK_EQ(law_run_child("counts_to_the_end", ENV(variable), text, sizeof(text)), 0);
+    CHECK(slurp(path, report, sizeof(report)) > 0);
+    unlink(path);
+    unsigned long total = 0, frees = 0;
+    for (char *line = strtok(report, "\n"); line; line = strtok(NULL, "\n")) {
+        char name[80];
+        unsigned long n;
+        if (sscanf(line, "calls %79s %lu", name, &n) != 2 || strncmp(name, "cuGetProcAddress", 16) == 0)
+            continue;
+        total += n;
+        frees += strcmp(name, "cuMemFree_v2") == 0 ? n : 0;
+    }
+    const char *so_far = strstr(text, "calls so far: ");
+    CHECK(so_far);
+    CHECK_EQ(total, strtoul(so_far + 14, NULL, 10));
+    CHECK_EQ(frees, under_shim() ? 0 : 2); /* what is cached goes with the process */
+}
+
+/* Left in the middle of everything: a handler that interrupts an allocation, on the very thread that may hold a lock.
+ */
+static void leave_now(int sig)
+{
+    (void)sig;
+    _exit(11);
+}
+
+LAW_CHILD(is_interrupted)
+{
+    struct itimerval soon = {.it_value = {0, 2000 + rand() % 1000}};
+    law_context();
+    alarm(20);
+    cached_block(4 * MIB);
+    signal(SIGVTALRM, leave_now);
+    setitimer(ITIMER_VIRTUAL, &soon, NULL);
+    for (;;)
+        for (size_t i = 1; i < 64; i++)
+            cached_block(i * 512);
+}
+
+LAW_CASE_SIM_ONCE(left_from_a_signal_handler)
+{
+    for (int i = 0; i < 10; i++) {
+        int status = law_run_child("is_interrupted", NULL, text, sizeof(text));
+        CHECK(WIFEXITED(status));
+        CHECK_EQ(WEXITSTATUS(status), 11);
+        if (under_shim())
+            CHECK_EQ(count_of(text, "LEAK SUMMARY"), 1);
+    }
+}
+
+/* The same at the worst moments, one after the other: whenever the shim asks for memory for its records, some of them
+ * with its locks held. This program has its own mmap, as programs may; a signal handler there would do the same. */
+static unsigned leave_at; /* the how many-th of its mmaps; 0: never */
+
+void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    Dl_info info;
+    if (leave_at && dladdr(__builtin_return_address(0), &info) && strstr(info.dli_fname, "libvramshim") &&
+        --leave_at == 0)
+        _exit(11);
+    return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
+}
+
+LAW_CHILD(leaves_at_the_worst_moment)
+{
+    alarm(20);
+    law_context();
+    leave_at = (unsigned)atoi(getenv("LAW27_LEAVE_AT"));
+    for (int i = 0; i < 20000; i++)
+        allocate(512);
+    _exit(leave_at && under_shim() ? 12 : 11); /* it asks less often than that */
+}
+
+LAW_CASE_SIM_ONCE(left_at_the_worst_moment)
+{
+    bool inside = true;
+    for (int i = 1; inside && i < 100; i++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "LAW27_LEAVE_AT=%d", i);
+        int status = law_run_child("leaves_at_the_worst_moment", ENV(variable), text, sizeof(text));
+        CHECK(WIFEXITED(status));
+        inside = under_shim() && WEXITSTATUS(status) == 11;
+        CHECK(inside || i > 5 || !under_shim());
+        if (under_shim() && i > 1) /* at the first, nothing is allocated yet */
+            CHECK_EQ(count_of(text, "LEAK SUMMARY"), 1);
+    }
+}
+
+/* Left while other threads allocate and free: nobody crashes, nobody waits for ever. */
+static CUcontext context;
+static void *pairs(void *unused)
+{
+    (void)unused;
+    cu.cuCtxSetCurrent(context);
+    for (;;) {
+        CUdeviceptr p;
+        if (cu.cuMemAlloc_v2(&p, 4 * MIB) == CUDA_SUCCESS)
+            cu.cuMemFree_v2(p);
+    }
+    return NULL;
+}
+
+LAW_CHILD(threads_go_on)
+{
+    pthread_t thread;
+    alarm(20);
+    context = law_context();
+    cached_block(4 * MIB);
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&thread, NULL, pairs, NULL) == 0);
+    for (int i = 0; i < 3; i++)
+        nap();
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM_ONCE(left_while_threads_go_on)
+{
+    for (int i = 0; i < 4; i++)
+        by_every_way("threads_go_on", "LEAK SUMMARY", EVERY_WAY);
+}
+
+/* Left while a flush is under way. */
+LAW_CHILD(flushes_and_leaves)
+{
+    CUdeviceptr p[50];
+    law_context();
+    for (int i = 0; i < 50; i++)
+        p[i] = allocate(2 * MIB);
+    for (int i = 0; i < 50; i++)
+        OK(cu.cuMemFree_v2(p[i]));
+    if (under_shim())
+        raise(SIGUSR1);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM_ONCE(left_while_memory_is_given_back)
+{
+    for (int i = 0; i < 4; i++)
+        by_every_way("flushes_and_leaves", "nothing leaked", EVERY_WAY);
+}
