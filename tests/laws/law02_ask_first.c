@@ -107,7 +107,8 @@ LAW_CHILD(print_the_answers)
     }
     CUdriverProcAddressQueryResult status = (CUdriverProcAddressQueryResult)77;
     void *p = (void *)0x5a5a;
-    fprintf(stderr, "bad calls: %d %d %d %d %p %d\n", new (NULL, &p, 12000, 0, &status),
+    if (simulated()) /* the real driver faults on a NULL name (measured) */
+        fprintf(stderr, "bad calls: %d %d %d %d %p %d\n", new (NULL, &p, 12000, 0, &status),
             new ("cuMemAlloc", NULL, 12000, 0, &status), old(NULL, &p, 12000, 0), old("cuMemAlloc", NULL, 12000, 0), p,
             (int)status);
     for (size_t s = 0; s < sizeof(symbols) / sizeof(*symbols); s++) {

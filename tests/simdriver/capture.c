@@ -230,9 +230,10 @@ void sim_capture_end_context(CUcontext ctx)
     }
 }
 
+/* CUDA 10.0 had no modes: an allocation during such a capture succeeds (measured). */
 CUresult do_cuStreamBeginCapture(CUstream stream)
 {
-    return begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL);
+    return begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED, NULL);
 }
 
 CUresult do_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
