@@ -43,6 +43,11 @@ static void postfork_child(void)
 {
     sigset_t before = before_fork;
     vram_locks_postfork_child();
+    if (vram_locks_held()) {
+        /* Forked by a signal handler inside a call of ours: nothing may be touched, and the process stays a stranger. */
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return;
+    }
     vram_capture_forget();
     vram_heap_forget();
     vram_control_forget();

@@ -3,6 +3,7 @@
 #include <elf.h>
 #include <stddef.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 
 /* What a walk needs of an object's dynamic section. */
 struct tables {
@@ -125,8 +126,13 @@ void vram_elf_span(const struct link_map *map, uintptr_t *ret_start, uintptr_t *
     if (map == _r_debug.r_map) { /* the program itself: may be linked at a fixed address, with l_addr 0 */
         phdr = (const ElfW(Phdr) *)getauxval(AT_PHDR);
         count = getauxval(AT_PHNUM);
-    } else { /* a shared object's first segment starts with its header */
+    } else { /* a shared object's first segment starts with its header, unless it was linked in an unusual way */
         const ElfW(Ehdr) *ehdr = (const ElfW(Ehdr) *)map->l_addr;
+        unsigned char resident;
+        *ret_start = *ret_end = 0;
+        if (mincore((void *)(map->l_addr & ~(uintptr_t)4095), 1, &resident) != 0 || ehdr->e_ident[0] != ELFMAG0 ||
+            ehdr->e_ident[1] != ELFMAG1 || ehdr->e_ident[2] != ELFMAG2 || ehdr->e_ident[3] != ELFMAG3)
+            return;
         phdr = (const ElfW(Phdr) *)(map->l_addr + ehdr->e_phoff);
         count = ehdr->e_phnum;
     }

@@ -30,7 +30,7 @@ const struct link_map *vram_elf_find(const char *soname);
  * first in none of the libraries that we ask, and all agree on the address. */
 void *vram_elf_symbol(const struct link_map *map, const char *name);
 
-/* The memory that the object's segments span. */
+/* The memory that the object's segments span; 0, 0 where its program headers cannot be found. */
 void vram_elf_span(const struct link_map *map, uintptr_t *ret_start, uintptr_t *ret_end);
 
 /* The object that contains an address, or NULL. dladdr would do, but waits for a dlopen that another thread is in. */

@@ -11,8 +11,7 @@ static pthread_mutex_t locks[VRAM_RANKS] = {
 #undef VRAM_LOCK
 };
 
-#ifdef VRAM_CHECKS
-static VRAM_TLS unsigned held; /* bit r set: this thread holds the lock of rank r */
+static VRAM_TLS unsigned held; /* bit r set: this thread holds, or is about to hold, the lock of rank r */
 
 static void note_taken(enum vram_rank rank)
 {
@@ -20,20 +19,14 @@ static void note_taken(enum vram_rank rank)
     held |= 1u << rank;
 }
 
-/* At exit anything may be held, by the frame that was interrupted. */
-static void note_taken_at_exit(enum vram_rank rank) { held |= 1u << rank; }
-
 static void note_released(enum vram_rank rank)
 {
     VRAM_CHECK(held & (1u << rank));
     held &= ~(1u << rank);
 }
 
+#ifdef VRAM_CHECKS
 void vram_locks_check_none(void) { VRAM_CHECK(held == 0); }
-#else
-static void note_taken(enum vram_rank rank) { (void)rank; }
-static void note_taken_at_exit(enum vram_rank rank) { (void)rank; }
-static void note_released(enum vram_rank rank) { (void)rank; }
 #endif
 
 void vram_lock(enum vram_rank rank)
@@ -59,20 +52,36 @@ bool vram_lock_at_exit(enum vram_rank rank)
     }
     if (pthread_mutex_timedlock(&locks[rank], &until) != 0)
         return false;
-    note_taken_at_exit(rank);
+    held |= 1u << rank; /* in no order: anything may be held, by the frame that was interrupted */
     return true;
 }
 
+/* A signal handler may fork while the frame that it interrupted holds one of our locks: those are left to that frame, which
+ * goes on in both processes. The child of such a fork can exec or leave, which is what handlers fork for. */
+static unsigned taken; /* under all locks */
+
 void vram_locks_prefork(void)
 {
-    for (int r = 0; r < VRAM_RANKS; r++)
-        vram_lock((enum vram_rank)r);
+    unsigned before = held, now = 0;
+    for (int r = 0; r < VRAM_RANKS; r++) {
+        if (before & (1u << r))
+            continue;
+        pthread_mutex_lock(&locks[r]);
+        now |= 1u << r;
+    }
+    held = before | now;
+    taken = now;
 }
 
 void vram_locks_postfork_parent(void)
 {
-    for (int r = VRAM_RANKS - 1; r >= 0; r--)
-        vram_unlock((enum vram_rank)r);
+    unsigned mine = taken;
+    for (int r = VRAM_RANKS - 1; r >= 0; r--) {
+        if (!(mine & (1u << r)))
+            continue;
+        pthread_mutex_unlock(&locks[r]);
+        held &= ~(1u << r);
+    }
 }
 
 void vram_locks_postfork_child(void)
@@ -80,3 +89,5 @@ void vram_locks_postfork_child(void)
     /* The forking thread holds them all and is the only thread left: unlocking is legal and leaves each one fresh. */
     vram_locks_postfork_parent();
 }
+
+bool vram_locks_held(void) { return held != 0; }

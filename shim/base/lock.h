@@ -32,6 +32,8 @@ void vram_locks_check_none(void);
 static inline void vram_locks_check_none(void) {}
 #endif
 
+bool vram_locks_held(void); /* by this thread, at least one */
+
 void vram_locks_prefork(void);
 void vram_locks_postfork_parent(void);
 void vram_locks_postfork_child(void);

@@ -1,6 +1,7 @@
 #include "base/proc.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 atomic_uint *vram_proc_word;
@@ -17,9 +18,9 @@ void vram_proc_record(void)
     }
     if (vram_proc_word)
         atomic_store(vram_proc_word, 1);
-    atomic_store(&recorded, getpid());
+    atomic_store(&recorded, (int)syscall(SYS_getpid));
 }
 
-bool vram_proc_is_recorded(void) { return atomic_load(&recorded) == getpid(); }
+bool vram_proc_is_recorded(void) { return atomic_load(&recorded) == (int)syscall(SYS_getpid); }
 
 pid_t vram_proc_pid(void) { return atomic_load(&recorded); }

@@ -73,6 +73,7 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
     sigemptyset(&ours);
     sigaddset(&ours, SIGPIPE);
     sigaddset(&ours, SIGXFSZ); /* RLIMIT_FSIZE */
+    sigaddset(&ours, SIGTTOU); /* a job in the background on a terminal that stops writers: while blocked, it may write */
 
     /* One that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
     sigpending(&pending);

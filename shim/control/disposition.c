@@ -24,7 +24,7 @@ static bool interrupts_signal; /* siginterrupt(sig, 1) was called: signal() inst
 
 static bool is_function(const struct sigaction *act)
 {
-    return (act->sa_flags & SA_SIGINFO) || (act->sa_handler != SIG_DFL && act->sa_handler != SIG_IGN);
+    return act->sa_handler != SIG_DFL && act->sa_handler != SIG_IGN; /* as the kernel does, whatever SA_SIGINFO says */
 }
 
 static void on_signal(int sig, siginfo_t *info, void *context)

@@ -35,11 +35,11 @@ static struct vram_site site_here(uintptr_t caller)
     return (struct vram_site){vram_now(), caller, tid};
 }
 
-/* The cache may serve and keep now. A capture is the program's business alone (law 17). */
-static bool caching(void)
-{
-    return vram_options->cache && !vram_heap_is_exiting() && !vram_capture_active();
-}
+/* The cache may serve now. A capture is the program's business alone (law 17). */
+static bool serving(void) { return vram_options->cache && !vram_capture_active(); }
+
+/* Calls of our own on the driver may be made for the cache's sake. */
+static bool caching(void) { return serving() && !vram_heap_is_exiting(); }
 
 /* Serves a request from the cache; the address, or 0. */
 static CUdeviceptr take_cached(CUcontext ctx, size_t size, enum vram_family family, struct vram_site site)
@@ -156,11 +156,17 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
                          size_t *ret_pitch)
 {
     struct vram_site site = site_here(caller);
-    if (caching() && (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
+    if (serving() && (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
         *ret_pitch = row_pitch(q->width);
         return CUDA_SUCCESS;
     }
     CUresult r = ask_driver(q, ret_addr, ret_pitch);
+    /* In a capture that allows allocations nothing can be given back, but a kept block needs no call of ours. */
+    if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_options->cache && vram_capture_active() &&
+        (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
+        *ret_pitch = row_pitch(q->width);
+        return CUDA_SUCCESS;
+    }
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && caching()) {
         struct vram_ladder ladder = {.size = q->size};
         while (r == CUDA_ERROR_OUT_OF_MEMORY && vram_ladder_climb(&ladder, ctx))
@@ -279,8 +285,10 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     struct vram_site site = site_here(caller);
     vram_lock(VRAM_RANK_HEAP);
     struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
-    if (b && vram_unlikely(b->life->closing) && vram_life_settle(b->life->ctx))
+    if (b && vram_unlikely(b->life->closing)) {
+        vram_life_settle(b->life->ctx); /* gives the lock up */
         b = vram_ledger_find(&vram_heap.ledger, dptr);
+    }
     if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
         vram_unlock(VRAM_RANK_HEAP);
         return VRAM_DRV(cuMemFree_v2)(dptr);
@@ -299,20 +307,22 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     vram_life_pin(life);
     vram_unlock(VRAM_RANK_HEAP);
 
-    CUresult r;
     if (cacheable && wait_for_work(life)) {
         vram_lock(VRAM_RANK_HEAP);
         struct vram_account *books = vram_books(life->device);
-        b->state = VRAM_CACHED;
-        books->frees++;
-        vram_account_cached(books, b);
-        vram_cache_put(&life->cache, b); /* its work is done: now it may be seen (law 16) */
+        cacheable = room_in_cache(b); /* other threads may have filled it meanwhile */
+        if (cacheable) {
+            b->state = VRAM_CACHED;
+            books->frees++;
+            vram_account_cached(books, b);
+            vram_cache_put(&life->cache, b); /* its work is done: now it may be seen (law 16) */
+        }
         vram_unlock(VRAM_RANK_HEAP);
-        r = CUDA_SUCCESS;
     } else {
-        /* Not to be kept, or its work failed: the program gets what the driver says of this free (law 13). */
-        r = free_native(b);
+        cacheable = false;
     }
+    /* Not to be kept, or its work failed: the program gets what the driver says of this free (law 13). */
+    CUresult r = cacheable ? CUDA_SUCCESS : free_native(b);
     vram_life_unpin(life);
     return r;
 }

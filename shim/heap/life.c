@@ -12,7 +12,6 @@
 #include "base/compiler.h"
 #include "base/lock.h"
 #include "base/meta.h"
-#include "driver/capture.h"
 #include "driver/driver.h"
 
 struct vram_heap vram_heap;
@@ -143,14 +142,17 @@ CUresult vram_life_synchronise(struct vram_life *life)
 {
     struct vram_life *peers[VRAM_PEERS_MAX];
     unsigned count = 0;
+    bool undecided = false; /* a peer may be ending: its work cannot be waited for, so the driver's own free has to */
 
     if (vram_unlikely(__atomic_load_n(&life->peer_count, __ATOMIC_ACQUIRE))) {
         vram_lock(VRAM_RANK_HEAP);
         for (unsigned i = 0; i < life->peer_count; i++) {
-            if (!life->peers[i]->closing) {
-                vram_life_pin(life->peers[i]);
-                peers[count++] = life->peers[i];
+            if (life->peers[i]->closing) {
+                undecided = true;
+                continue;
             }
+            vram_life_pin(life->peers[i]);
+            peers[count++] = life->peers[i];
         }
         vram_unlock(VRAM_RANK_HEAP);
     }
@@ -163,7 +165,7 @@ CUresult vram_life_synchronise(struct vram_life *life)
             r = peer_result;
         vram_life_unpin(peers[i]);
     }
-    return r;
+    return r == CUDA_SUCCESS && undecided ? CUDA_ERROR_NOT_READY : r;
 }
 
 void vram_life_told(CUresult result)
@@ -243,7 +245,6 @@ void vram_life_end(struct vram_life *life, bool gone)
 {
     if (!life)
         return;
-    CUcontext ctx = life->ctx;
     vram_lock(VRAM_RANK_HEAP);
     if (gone) {
         struct vram_life *other, *next;
@@ -261,8 +262,6 @@ void vram_life_end(struct vram_life *life, bool gone)
     atomic_fetch_add(&decided, 1);
     vram_unlock(VRAM_RANK_HEAP);
     syscall(SYS_futex, &decided, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    if (gone)
-        vram_capture_context_ended(ctx);
 }
 
 void vram_life_primary(CUdevice device, CUcontext ctx)

@@ -50,6 +50,7 @@ static void put_back(struct vram_block *b)
         vram_account_cached(books, b);
         vram_cache_put(&b->life->cache, b);
     }
+    books->ended_all += !kept;
     vram_unlock(VRAM_RANK_HEAP);
     if (!kept)
         vram_meta_free(b, sizeof(*b));
@@ -72,11 +73,13 @@ static void reclaim(int device, uint64_t wanted, struct vram_reclaimed *total)
     const struct vram_life *refusing = NULL;
     uint64_t got = 0;
     while (got < wanted) {
-        if (vram_heap_is_exiting()) /* no driver call of ours any more (law 27) */
-            return;
         /* In the gate before a block leaves the ledger: once a capture has begun, nothing moves. */
         if (!vram_gate_enter()) {
             total->capture = true;
+            return;
+        }
+        if (vram_heap_is_exiting()) { /* no driver call of ours any more (law 27); asked inside the gate, which exit drains */
+            vram_gate_leave();
             return;
         }
         struct vram_block *b = pick(device, wanted - got, refusing);
@@ -128,6 +131,7 @@ static bool may_help(struct vram_ladder *ladder, CUcontext ctx)
 {
     size_t unused = 0, total = 0;
     vram_lock(VRAM_RANK_HEAP);
+    vram_life_settle(ctx);
     struct vram_life *life = vram_life_of_current(ctx);
     ladder->device = life ? life->device : ANY_DEVICE;
     /* Each small block may be the last of its chunk. */

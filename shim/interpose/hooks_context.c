@@ -1,4 +1,5 @@
 /* Where contexts begin, end and reach into each other; where the program is told that one has failed. */
+#include "driver/capture.h"
 #include "heap/life.h"
 #include "interpose/hooks.h"
 
@@ -21,21 +22,31 @@ static bool primary_is_gone(CUdevice dev)
            VRAM_DRV(cuDevicePrimaryCtxGetState)(dev, &flags, &active) != CUDA_SUCCESS || !active;
 }
 
+/* What ended with the context: its blocks, and captures on its streams, which exist also where it never allocated. */
+static void ended(struct vram_life *life, CUcontext ctx, bool gone)
+{
+    vram_life_end(life, gone);
+    if (gone)
+        vram_capture_context_ended(ctx);
+}
+
 static CUresult release(CUresult (*real)(CUdevice), CUdevice dev)
 {
-    struct vram_life *life = vram_life_end_begin(vram_life_primary_of(dev));
+    CUcontext ctx = vram_life_primary_of(dev);
+    struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(dev);
-    vram_life_end(life, r == CUDA_SUCCESS && primary_is_gone(dev));
+    ended(life, ctx, r == CUDA_SUCCESS && primary_is_gone(dev));
     return r;
 }
 
 static CUresult reset(CUresult (*real)(CUdevice), CUdevice dev)
 {
-    struct vram_life *life = vram_life_end_begin(vram_life_primary_of(dev));
+    CUcontext ctx = vram_life_primary_of(dev);
+    struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(dev);
-    vram_life_end(life, r == CUDA_SUCCESS);
+    ended(life, ctx, r == CUDA_SUCCESS);
     return r;
 }
 
@@ -44,7 +55,7 @@ static CUresult destroy(CUresult (*real)(CUcontext), CUcontext ctx)
     struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(ctx);
-    vram_life_end(life, r == CUDA_SUCCESS);
+    ended(life, ctx, r == CUDA_SUCCESS);
     return r;
 }
 

@@ -153,7 +153,8 @@ static bool names_the_pid(const char *pattern)
 /* 0, or a negative errno. The file carries the pid (law 26). */
 static int write_file(const struct vram_text *t, char *path, size_t cap)
 {
-    struct vram_output output = vram_options->report;
+    static struct vram_output output; /* not on the stack, which may be a signal handler's */
+    output = vram_options->report;
     if (!names_the_pid(output.pattern)) {
         if (strlen(output.pattern) + 4 >= sizeof(output.pattern))
             return -ENAMETOOLONG;
