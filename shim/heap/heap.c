@@ -41,23 +41,35 @@ static bool serving(void) { return vram_options->cache && !vram_capture_active()
 /* Calls of our own on the driver may be made for the cache's sake. */
 static bool caching(void) { return serving() && !vram_heap_is_exiting(); }
 
-/* Serves a request from the cache; the address, or 0. */
-static CUdeviceptr take_cached(CUcontext ctx, size_t size, enum vram_family family, struct vram_site site)
+/* What the program asked for, and where it wants the answer. The outputs are the program's own variables: what the driver
+ * writes there when it fails (0, measured) belongs to the answer. Of a plain request only `size` and `dptr` mean something. */
+struct request {
+    enum vram_family family;
+    size_t size, width, height;
+    unsigned element;
+    CUdeviceptr *dptr;
+    size_t *pitch;
+};
+
+/* Rows are rounded up to 512 bytes on every card that we measured; each native call confirms or refutes that for its
+ * device, and only what was confirmed is served from the cache. */
+static size_t row_pitch(size_t width) { return width > SIZE_MAX - 511 ? 0 : (width + 511) & ~(size_t)511; }
+
+/* Serves a request from the cache, if it can. */
+static bool take_cached(CUcontext ctx, const struct request *q, struct vram_site site)
 {
     CUdeviceptr addr = 0;
     vram_lock(VRAM_RANK_HEAP);
     struct vram_life *life = vram_life_of_current(ctx);
-    if (life && life->poisoned)
+    if (life && q->family == VRAM_PITCH && !vram_books(life->device)->pitch_known)
         life = NULL;
-    if (life && family == VRAM_PITCH && !vram_books(life->device)->pitch_known)
-        life = NULL;
-    struct vram_block *b = life ? vram_cache_take(&life->cache, size, vram_options->waste) : NULL;
+    struct vram_block *b = life ? vram_cache_take(&life->cache, q->size, vram_options->waste) : NULL;
     if (b) {
         struct vram_account *books = vram_books(life->device);
-        VRAM_CHECK(b->state == VRAM_CACHED && b->capacity >= size);
+        VRAM_CHECK(b->state == VRAM_CACHED && b->capacity >= q->size);
         b->state = VRAM_LIVE;
-        b->size = size;
-        b->family = family;
+        b->size = q->size;
+        b->family = q->family;
         b->told = false;
         b->born = site;
         vram_account_reused(books, b);
@@ -66,7 +78,12 @@ static CUdeviceptr take_cached(CUcontext ctx, size_t size, enum vram_family fami
         addr = b->addr;
     }
     vram_unlock(VRAM_RANK_HEAP);
-    return addr;
+    if (!b)
+        return false;
+    *q->dptr = addr;
+    if (q->family == VRAM_PITCH)
+        *q->pitch = row_pitch(q->width);
+    return true;
 }
 
 /* The driver gave an address that we believe to hold already: its context ended without our seeing it. The driver is
@@ -121,10 +138,6 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
     }
 }
 
-/* Rows are rounded up to 512 bytes on every card that we measured; each native call confirms or refutes that for its
- * device, and only what was confirmed is served from the cache. */
-static size_t row_pitch(size_t width) { return width > SIZE_MAX - 511 ? 0 : (width + 511) & ~(size_t)511; }
-
 static void learn_pitch(CUcontext ctx, size_t width, size_t pitch)
 {
     vram_lock(VRAM_RANK_HEAP);
@@ -137,71 +150,51 @@ static void learn_pitch(CUcontext ctx, size_t width, size_t pitch)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
-/* What the program asked for. Of a plain request only `size` means something. */
-struct request {
-    enum vram_family family;
-    size_t size, width, height;
-    unsigned element;
-};
-
-/* Outputs are ours, not the program's, so that a failure leaves the program's as they were. */
-static CUresult ask_driver(const struct request *q, CUdeviceptr *ret_addr, size_t *ret_pitch)
+static CUresult ask_driver(const struct request *q)
 {
     if (q->family == VRAM_PLAIN)
-        return VRAM_DRV(cuMemAlloc_v2)(ret_addr, q->size);
-    return VRAM_DRV(cuMemAllocPitch_v2)(ret_addr, ret_pitch, q->width, q->height, q->element);
+        return VRAM_DRV(cuMemAlloc_v2)(q->dptr, q->size);
+    return VRAM_DRV(cuMemAllocPitch_v2)(q->dptr, q->pitch, q->width, q->height, q->element);
 }
 
-static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller, CUdeviceptr *ret_addr,
-                         size_t *ret_pitch)
+static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
 {
     struct vram_site site = site_here(caller);
-    if (serving() && (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
-        *ret_pitch = row_pitch(q->width);
+    if (serving() && vram_life_healthy() && take_cached(ctx, q, site))
         return CUDA_SUCCESS;
-    }
-    CUresult r = ask_driver(q, ret_addr, ret_pitch);
+    CUresult r = ask_driver(q);
     /* In a capture that allows allocations nothing can be given back, but a kept block needs no call of ours. */
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_options->cache && vram_capture_active() &&
-        (*ret_addr = take_cached(ctx, q->size, q->family, site)) != 0) {
-        *ret_pitch = row_pitch(q->width);
+        take_cached(ctx, q, site))
         return CUDA_SUCCESS;
-    }
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && caching()) {
         struct vram_ladder ladder = {.size = q->size};
         while (r == CUDA_ERROR_OUT_OF_MEMORY && vram_ladder_climb(&ladder, ctx))
-            r = ask_driver(q, ret_addr, ret_pitch);
+            r = ask_driver(q);
         vram_ladder_end(&ladder, r);
     }
     if (r != CUDA_SUCCESS)
         return r;
     if (q->family == VRAM_PITCH)
-        learn_pitch(ctx, q->width, *ret_pitch);
-    enter_new(ctx, *ret_addr, q->family == VRAM_PITCH ? *ret_pitch * q->height : q->size, q->family, site);
+        learn_pitch(ctx, q->width, *q->pitch);
+    enter_new(ctx, *q->dptr, q->family == VRAM_PITCH ? *q->pitch * q->height : q->size, q->family, site);
     return CUDA_SUCCESS;
 }
 
 CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
 {
-    CUdeviceptr addr = 0;
-    size_t pitch;
     if (!vram_driver()->cuMemAlloc_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
     CUcontext ctx = dptr && size ? vram_life_context() : NULL;
     if (!ctx) /* a bad call, or no context: the driver's own answer */
         return VRAM_DRV(cuMemAlloc_v2)(dptr, size);
-    const struct request q = {.family = VRAM_PLAIN, .size = size};
-    CUresult r = allocate(&q, ctx, caller, &addr, &pitch);
-    if (r == CUDA_SUCCESS)
-        *dptr = addr;
-    return r;
+    return allocate(&(struct request){.family = VRAM_PLAIN, .size = size, .dptr = dptr}, ctx, caller);
 }
 
 CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
                                uintptr_t caller)
 {
-    CUdeviceptr addr = 0;
-    size_t given = 0, size = 0;
+    size_t size = 0;
     if (!vram_driver()->cuMemAllocPitch_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
     bool good = dptr && pitch && width && height && (element == 4 || element == 8 || element == 16) &&
@@ -209,16 +202,10 @@ CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
     CUcontext ctx = good ? vram_life_context() : NULL;
     if (!ctx)
         return VRAM_DRV(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
-    const struct request q = {VRAM_PITCH, size, width, height, element};
-    CUresult r = allocate(&q, ctx, caller, &addr, &given);
-    if (r == CUDA_SUCCESS) {
-        *dptr = addr;
-        *pitch = given;
-    }
-    return r;
+    return allocate(&(struct request){VRAM_PITCH, size, width, height, element, dptr, pitch}, ctx, caller);
 }
 
-/* A second free: answered without the driver, which still owns the block in our cache (laws 8, 9). Under HEAP. */
+/* A second free: kept from the driver, which owns the block in our cache (laws 8, 9). Under HEAP. */
 static void note_double_free(struct vram_block *b, struct vram_site site)
 {
     vram_books(b->life->device)->double_frees++;
@@ -246,19 +233,19 @@ static bool wait_for_work(struct vram_life *life)
     return r == CUDA_SUCCESS;
 }
 
-/* The driver's free of a block that we know, with its answer. Out of the ledger before, and back into it if the driver
- * refuses (law 16). The block is FREEING and its life pinned. */
-static CUresult free_native(struct vram_block *b)
+/* The block leaves the ledger because the driver is about to get it (law 16). It is FREEING and its life pinned. */
+static void leave_ledger(struct vram_block *b)
 {
-    CUdeviceptr addr = b->addr;
     vram_lock(VRAM_RANK_HEAP);
-    struct vram_account *books = vram_books(b->life->device);
     vram_block_withdraw(b);
     vram_unlock(VRAM_RANK_HEAP);
+}
 
-    CUresult r = VRAM_DRV(cuMemFree_v2)(addr);
-
+/* The driver's answer to the free of a block that left the ledger: gone, or back to the program if the driver refused. */
+static CUresult free_answered(struct vram_block *b, CUresult r)
+{
     vram_lock(VRAM_RANK_HEAP);
+    struct vram_account *books = vram_books(b->life->device);
     /* On the way out the driver may be gone already; that is not the program's leak. */
     if (r == CUDA_SUCCESS || r == CUDA_ERROR_DEINITIALIZED) {
         books->frees++;
@@ -268,11 +255,46 @@ static CUresult free_native(struct vram_block *b)
         return r;
     }
     b->state = VRAM_LIVE;
-    bool kept = !vram_ledger_find(&vram_heap.ledger, addr) && vram_block_enter(b);
+    bool kept = !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
     vram_unlock(VRAM_RANK_HEAP);
     if (!kept)
         vram_meta_free(b, sizeof(*b));
     return r;
+}
+
+/* The driver's free of a block that we know, with its answer. */
+static CUresult free_native(struct vram_block *b)
+{
+    leave_ledger(b);
+    return free_answered(b, VRAM_DRV(cuMemFree_v2)(b->addr));
+}
+
+/* A free begins: the block that it means, now FREEING and its life pinned. NULL: it means none of the program's; then
+ * *ret_forward is what the driver can be asked about: for what is in the cache, an address as unknown to it as that one
+ * natively would be. */
+static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdeviceptr *ret_forward)
+{
+    struct vram_site site = site_here(caller);
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
+    if (b && vram_unlikely(b->life->closing)) {
+        vram_life_settle(b->life->ctx); /* gives the lock up */
+        b = vram_ledger_find(&vram_heap.ledger, dptr);
+    }
+    *ret_forward = dptr;
+    if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
+        b = NULL;
+    } else if (b->state != VRAM_LIVE) {
+        note_double_free(b, site);
+        b = NULL;
+        *ret_forward = VRAM_NEVER_ALLOCATED;
+    } else {
+        b->state = VRAM_FREEING;
+        b->freed = site;
+        vram_life_pin(b->life);
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    return b;
 }
 
 CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
@@ -282,31 +304,15 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     if (!dptr)
         return VRAM_DRV(cuMemFree_v2)(dptr);
 
-    struct vram_site site = site_here(caller);
-    vram_lock(VRAM_RANK_HEAP);
-    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
-    if (b && vram_unlikely(b->life->closing)) {
-        vram_life_settle(b->life->ctx); /* gives the lock up */
-        b = vram_ledger_find(&vram_heap.ledger, dptr);
-    }
-    if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
-        vram_unlock(VRAM_RANK_HEAP);
-        return VRAM_DRV(cuMemFree_v2)(dptr);
-    }
-    if (b->state != VRAM_LIVE) {
-        note_double_free(b, site);
-        vram_unlock(VRAM_RANK_HEAP);
-        /* In a capture even a bad free has its effect on the capture: let the driver answer for an address that is as
-         * unknown to it as this one natively would be. */
-        return vram_capture_active() ? VRAM_DRV(cuMemFree_v2)(VRAM_NEVER_ALLOCATED) : CUDA_ERROR_INVALID_VALUE;
-    }
-    struct vram_life *life = b->life;
-    b->state = VRAM_FREEING;
-    b->freed = site;
-    bool cacheable = caching() && !b->identity_left && !life->uncached && room_in_cache(b);
-    vram_life_pin(life);
-    vram_unlock(VRAM_RANK_HEAP);
+    CUdeviceptr forward;
+    struct vram_block *b = begin_free(dptr, caller, &forward);
+    if (!b) /* a second free is answered here, unless even a bad one would be met by something else */
+        return forward == dptr || vram_capture_active() || (vram_life_context() && !vram_life_healthy())
+                   ? VRAM_DRV(cuMemFree_v2)(forward)
+                   : CUDA_ERROR_INVALID_VALUE;
 
+    struct vram_life *life = b->life;
+    bool cacheable = caching() && !b->identity_left && !life->uncached;
     if (cacheable && wait_for_work(life)) {
         vram_lock(VRAM_RANK_HEAP);
         struct vram_account *books = vram_books(life->device);
@@ -327,18 +333,26 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     return r;
 }
 
+CUresult vram_heap_free_async(CUdeviceptr dptr, CUstream stream, __typeof__(&cuMemFreeAsync) real, uintptr_t caller)
+{
+    CUdeviceptr forward;
+    struct vram_block *b = begin_free(dptr, caller, &forward);
+    if (!b)
+        return real(forward, stream);
+    struct vram_life *life = b->life;
+    leave_ledger(b);
+    CUresult r = free_answered(b, real(dptr, stream));
+    vram_life_unpin(life);
+    return r;
+}
+
 CUresult vram_heap_info(size_t *free, size_t *total)
 {
-    size_t driver_free = 0, driver_total = 0;
     const struct vram_driver *drv = vram_driver();
     if (!drv->cuMemGetInfo_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult r = VRAM_DRV(cuMemGetInfo_v2)(free ? &driver_free : NULL, total ? &driver_total : NULL);
-    if (r != CUDA_SUCCESS)
-        return r;
-    if (total)
-        *total = driver_total;
-    if (!free)
+    CUresult r = VRAM_DRV(cuMemGetInfo_v2)(free, total);
+    if (r != CUDA_SUCCESS || !free)
         return r;
 
     /* What we keep would natively be free (law 12): counted in pages, as the driver does. */
@@ -346,10 +360,11 @@ CUresult vram_heap_info(size_t *free, size_t *total)
     CUdevice device;
     if (ctx && drv->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
         vram_lock(VRAM_RANK_HEAP);
-        driver_free += vram_books(device)->cached_pages << VRAM_PAGE_SHIFT;
+        *free += vram_books(device)->cached_pages << VRAM_PAGE_SHIFT;
         vram_unlock(VRAM_RANK_HEAP);
     }
-    *free = total && driver_free > driver_total ? driver_total : driver_free;
+    if (total && *free > *total)
+        *free = *total;
     return r;
 }
 

@@ -32,6 +32,10 @@ CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
 CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller);
 CUresult vram_heap_info(size_t *free, size_t *total);
 
+/* cuMemFreeAsync, `real` being the one that was called, takes plain memory too (measured), and gives it to its pool: the
+ * block leaves us. */
+CUresult vram_heap_free_async(CUdeviceptr dptr, CUstream stream, __typeof__(&cuMemFreeAsync) real, uintptr_t caller);
+
 /* An address that no driver ever gives: it answers every query and free of this one as those of a freed one (measured). */
 #define VRAM_NEVER_ALLOCATED ((CUdeviceptr)0x10)
 

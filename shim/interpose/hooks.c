@@ -23,7 +23,6 @@
     VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
     ENTRY(name, parameters, arguments, hook_##name(caller, VRAM_EXPAND arguments))
-#define VRAM_HOOK_VOID(name) ENTRY(name, (void), (), hook_##name(caller))
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK

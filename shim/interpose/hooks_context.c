@@ -1,4 +1,4 @@
-/* Where contexts begin, end and reach into each other; where the program is told that one has failed. */
+/* Where contexts begin, end and reach into each other. */
 #include "driver/capture.h"
 #include "heap/life.h"
 #include "interpose/hooks.h"
@@ -99,35 +99,4 @@ CUresult hook_cuCtxDisablePeerAccess(uintptr_t caller, CUcontext peer)
     if (r == CUDA_SUCCESS)
         vram_life_peer(vram_life_context(), peer, false);
     return r;
-}
-
-/* After one of these has told the program of a failed kernel, native cuMemAlloc fails too: no block out of the cache then. */
-static CUresult told(CUresult r)
-{
-    vram_life_told(r);
-    return r;
-}
-
-CUresult hook_cuCtxSynchronize(uintptr_t caller)
-{
-    (void)caller;
-    return told(VRAM_DRV(cuCtxSynchronize)());
-}
-
-CUresult hook_cuStreamSynchronize(uintptr_t caller, CUstream stream)
-{
-    (void)caller;
-    return told(VRAM_DRV(cuStreamSynchronize)(stream));
-}
-
-CUresult hook_cuStreamSynchronize_ptsz(uintptr_t caller, CUstream stream)
-{
-    (void)caller;
-    return told(VRAM_DRV(cuStreamSynchronize_ptsz)(stream));
-}
-
-CUresult hook_cuEventSynchronize(uintptr_t caller, CUevent event)
-{
-    (void)caller;
-    return told(VRAM_DRV(cuEventSynchronize)(event));
 }

@@ -22,6 +22,16 @@ CUresult hook_cuMemAllocPitch_v2(uintptr_t caller, CUdeviceptr *dptr, size_t *pi
 
 CUresult hook_cuMemFree_v2(uintptr_t caller, CUdeviceptr dptr) { return vram_heap_free(dptr, caller); }
 
+CUresult hook_cuMemFreeAsync(uintptr_t caller, CUdeviceptr dptr, CUstream stream)
+{
+    return vram_heap_free_async(dptr, stream, VRAM_DRV(cuMemFreeAsync), caller);
+}
+
+CUresult hook_cuMemFreeAsync_ptsz(uintptr_t caller, CUdeviceptr dptr, CUstream stream)
+{
+    return vram_heap_free_async(dptr, stream, VRAM_DRV(cuMemFreeAsync_ptsz), caller);
+}
+
 CUresult hook_cuMemGetInfo_v2(uintptr_t caller, size_t *free, size_t *total)
 {
     (void)caller;

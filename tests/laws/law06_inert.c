@@ -82,7 +82,8 @@ LAW_CASE_ONCE(no_thread_and_no_descriptor)
 {
     same("ls /proc/self/task | wc -l");
     same("ls /proc/self/fd | wc -l");
-    same("bash -c \"ls /proc/\\$\\$/fd /proc/\\$\\$/task | wc -l\"");
+    /* The pipe is not the shell's own: it would be among what is counted for a moment. */
+    same("bash -c \"ls /proc/\\$\\$/fd /proc/\\$\\$/task; true\" | wc -l");
 }
 
 /* Only the shim itself is there that would not be there without it. */

@@ -45,11 +45,56 @@ LAW_CASE(allocations)
         OK(cu.cuMemAllocPitch_v2(&good, &good_pitch, 4096, 1024, 4));
         OK(cu.cuMemFree_v2(good));
     }
-    if (simulated()) { /* what a real driver leaves there was not measured */
-        CHECK_EQ(p, 0x5a5a);
-        CHECK_EQ(pitch, 0x5a5a);
-    }
     CHECK(used() == before || (under_shim() && used() == before + 4 * MIB) || !simulated());
+}
+
+/* A call that fails leaves 0 in the program's variable; a pitched one that only lacked the memory, its pitch (measured). */
+static void leaves_nothing(CUresult expected, size_t bytes)
+{
+    CUdeviceptr p = 0x5a5a;
+    CHECK_EQ(cu.cuMemAlloc_v2(&p, bytes), expected);
+    CHECK_EQ(p, 0);
+}
+
+static void leaves_pitch(CUresult expected, size_t width, size_t height, unsigned element, size_t expected_pitch)
+{
+    CUdeviceptr p = 0x5a5a;
+    size_t pitch = 0x5a5a;
+    CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, width, height, element), expected);
+    CHECK_EQ(p, 0);
+    CHECK_EQ(pitch, expected_pitch);
+}
+
+LAW_CASE(what_a_failure_leaves_in_the_outputs)
+{
+    size_t unused_bytes = 0x5a5a, total = 0x5a5a;
+    CUcontext context = law_context(), popped;
+    CUstream stream;
+    CUgraph graph;
+    cached_block(4 * MIB);
+    leaves_nothing(CUDA_ERROR_INVALID_VALUE, 0);
+    leaves_nothing(CUDA_ERROR_OUT_OF_MEMORY, (size_t)1 << 42);
+    leaves_pitch(CUDA_ERROR_INVALID_VALUE, 0, 10, 4, 0);
+    leaves_pitch(CUDA_ERROR_INVALID_VALUE, 1000, 10, 3, 0);
+    leaves_pitch(CUDA_ERROR_OUT_OF_MEMORY, ((size_t)1 << 32) - 1, 1 << 20, 4, (size_t)1 << 32);
+    leaves_pitch(CUDA_ERROR_INVALID_VALUE, (size_t)1 << 40, (size_t)1 << 40, 4, (size_t)1 << 40);
+
+    OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    leaves_pitch(CUDA_ERROR_INVALID_VALUE, 0, 10, 4, 0); /* looked at before the capture is */
+    leaves_pitch(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 1000, 10, 4, 1024);
+    leaves_nothing(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 0);
+    leaves_nothing(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 4 * MIB);
+    CHECK_EQ(cu.cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
+    OK(cu.cuCtxPopCurrent_v2(&popped));
+    CHECK(popped == context);
+    leaves_nothing(CUDA_ERROR_INVALID_CONTEXT, 4 * MIB);
+    leaves_nothing(CUDA_ERROR_INVALID_CONTEXT, 0);
+    leaves_pitch(CUDA_ERROR_INVALID_CONTEXT, 1000, 10, 4, 0);
+    CHECK_EQ(cu.cuMemGetInfo_v2(&unused_bytes, &total), CUDA_ERROR_INVALID_CONTEXT);
+    CHECK_EQ(unused_bytes, 0);
+    CHECK_EQ(total, 0);
 }
 
 /* More than there is, more than the address space has: out of memory, not an overflow. */
@@ -64,9 +109,7 @@ LAW_CASE(absurd_sizes)
         size_t pitch;
         CHECK_EQ(cu.cuMemAlloc_v2(&p, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
         CHECK_EQ(cu.cuMemAlloc_v2(&p, SIZE_MAX - 511), CUDA_ERROR_OUT_OF_MEMORY);
-        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, (size_t)1 << 40, (size_t)1 << 40, 4), CUDA_ERROR_OUT_OF_MEMORY);
-        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 1, 4), CUDA_ERROR_OUT_OF_MEMORY);
-        CHECK_EQ(p, 0x5a5a);
+        CHECK_EQ(cu.cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 1, 4), CUDA_ERROR_INVALID_VALUE);
     }
 }
 
@@ -210,4 +253,36 @@ LAW_CASE(a_double_free_is_reported_once)
     }
     CHECK(strstr(err, "double frees: 4"));
     CHECK(strstr(err, "nothing leaked"));
+}
+
+/* cuMemFreeAsync takes plain memory too (measured): what it frees is no longer ours, and what is in the cache it must not
+ * free. */
+LAW_CASE(stream_ordered_frees)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUdeviceptr p, q;
+    law_context();
+    OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr freed = cached_block(4 * MIB);
+    CHECK_EQ(cu.cuMemFreeAsync(freed, stream), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFreeAsync(freed + 512, stream), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFreeAsync(0x10, stream), CUDA_ERROR_INVALID_VALUE);
+    OK(cu.cuMemFreeAsync(0, stream));
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB)); /* served with what was in the cache, unharmed */
+    OK(cu.cuMemsetD8_v2(p, 1, 4 * MIB));
+    CHECK_EQ(cu.cuMemFreeAsync(p + 512, stream), CUDA_ERROR_INVALID_VALUE);
+
+    OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CHECK_EQ(cu.cuMemFreeAsync(p, stream), CUDA_ERROR_INVALID_VALUE); /* only pool memory may go so in a capture */
+    OK(cu.cuStreamEndCapture(stream, &graph));
+    OK(cu.cuGraphDestroy(graph));
+
+    OK(cu.cuMemFreeAsync(p, stream)); /* the refused ones left it the program's */
+    OK(cu.cuStreamSynchronize(stream));
+    CHECK_EQ(cu.cuMemFreeAsync(p, stream), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    OK(cu.cuMemAlloc_v2(&q, 4 * MIB));
+    OK(cu.cuMemsetD8_v2(q, 1, 4 * MIB));
+    OK(cu.cuMemFree_v2(q));
 }

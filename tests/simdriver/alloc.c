@@ -1,4 +1,5 @@
 /* cuMemAlloc, cuMemFree, cuMemGetInfo and their 32-bit ancestors, with what they cost on a real device if wanted. */
+#include "capture.h"
 #include "context.h"
 #include "entry.h"
 #include "memory.h"
@@ -100,12 +101,15 @@ CUresult do_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, s
     uint64_t address;
     if (!dptr || !pitch || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult r = alloc(size, MEMORY_DEVICE, false, &address);
-    if (r)
-        return r;
-    *dptr = address;
-    *pitch = row;
-    return CUDA_SUCCESS;
+    *pitch = row; /* also when what follows fails (measured) */
+    if (size == SIZE_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult r = sim_capture_check_unsafe();
+    if (!r)
+        r = alloc(size, MEMORY_DEVICE, false, &address);
+    if (!r)
+        *dptr = address;
+    return r;
 }
 
 CUresult do_cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned int width, unsigned int height,

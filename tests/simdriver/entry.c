@@ -135,18 +135,21 @@ static CUresult stub(enum id id)
 #define EXPORT(target) __attribute__((visibility("default"), alias(#target)))
 
 /* clang-format off */
-#define ENTRY(name, call, needs, per_thread, params, args)                                                              \
+#define clear(output) (output ? (void)(*output = 0) : (void)0)
+#define ENTRY(name, call, needs, per_thread, params, args, clear)                                                       \
     CUresult name params;                                                                                               \
     static CUresult entry_##name params                                                                                 \
     {                                                                                                                   \
         CUresult r;                                                                                                     \
+        clear;                                                                                                          \
         return enter(ID_##name, needs, per_thread, &r) ? leave(do_##call args) : r;                                     \
     }                                                                                                                   \
     CUresult name params EXPORT(entry_##name);
-#define SIM(name, version, needs, params, args) ENTRY(name, name, needs, false, params, args)
+#define SIM(name, version, needs, params, args) ENTRY(name, name, needs, false, params, args, )
+#define SIM_OUT(name, version, needs, params, args, clear) ENTRY(name, name, needs, false, params, args, clear)
 #define SIM_PT(name, pt, version, needs, params, args)                                                                  \
-    ENTRY(name, name, needs, false, params, args)                                                                       \
-    ENTRY(name##pt, name, needs, true, params, args)
+    ENTRY(name, name, needs, false, params, args, )                                                                     \
+    ENTRY(name##pt, name, needs, true, params, args, )
 #define STUB(name, version)                                                                                             \
     static CUresult entry_##name(void)                                                                                  \
     {                                                                                                                   \

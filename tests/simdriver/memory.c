@@ -375,6 +375,8 @@ void sim_memory_wait_owner(CUcontext owner)
 CUresult sim_memory_free(uint64_t address, bool host)
 {
     CUcontext current = sim_context_current();
+    if (current && current->alive && current->error) /* before the address is looked at, once it is known (measured) */
+        return current->error;
     if (!address)
         return host ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     if (current && !current->alive)

@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include "capture.h"
 #include "context.h"
 #include "entry.h"
 #include "judge.h"
@@ -203,14 +204,20 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
     CUstream s = sim_stream_resolve(handle);
     if (!s)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (!dptr)
+        return CUDA_SUCCESS;
     struct sim_block *b = sim_memory_find(dptr);
-    if (!b || b->address != dptr || b->kind != MEMORY_POOL)
+    if (!b || b->address != dptr || (b->kind != MEMORY_POOL && b->kind != MEMORY_DEVICE))
         return CUDA_ERROR_INVALID_VALUE;
+    /* Plain memory is taken too (measured), but not into a capture, and not beside one that forbids frees. */
+    CUresult r = CUDA_SUCCESS;
     if (s->capture)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return b->kind == MEMORY_POOL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    if (b->kind == MEMORY_DEVICE && (r = sim_capture_check_unsafe()) != CUDA_SUCCESS)
+        return r;
     uint64_t high = b->address + b->size;
     /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
-    CUresult r = sim_work_enqueue(
+    r = sim_work_enqueue(
         s,
         &(struct sim_op){
             .kind = OP_MARK, .what = "cuMemFreeAsync", .dst = dptr, .bytes = b->size, .rows = 1, .dst_judged = true});

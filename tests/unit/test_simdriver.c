@@ -273,11 +273,13 @@ Test(simdriver, sticky_error)
     IS(cuCtxSynchronize(), 700);
     IS(cuMemFree_v2(p), 700);
     IS(cuMemAlloc_v2(&q, 1), 700);
-    IS(cuMemFree_v2(512), 1);
-    OK(cuMemFree_v2(0));
+    IS(cuMemFree_v2(512), 700);
+    IS(cuMemFree_v2(0), 700);
     size_t n;
-    OK(cuMemGetInfo_v2(&n, NULL));
-    OK(cuMemGetAddressRange_v2(&q, &n, p));
+    IS(cuMemGetInfo_v2(&n, NULL), 700);
+    IS(cuMemGetAddressRange_v2(&q, &n, p), 700);
+    IS(cuCtxGetStreamPriorityRange(NULL, NULL), 700);
+    OK(cuCtxGetDevice(&(CUdevice){0}));
     OK(cuDevicePrimaryCtxReset_v2(0));
     IS(cuDevicePrimaryCtxRetain(&ctx, 0), 700);
 }
