@@ -43,9 +43,11 @@ void vram_cache_put(struct vram_cache *cache, struct vram_block *block)
         at = at->size_next;
     }
 
-    VRAM_CHECK(block->state == VRAM_CACHED);
+    VRAM_CHECK(vram_is_kept(block));
+    block->same_prev = NULL;
     if (at && at->capacity == block->capacity) { /* on top of its stack */
         block->same_next = at;
+        at->same_prev = block;
         block->size_prev = at->size_prev;
         block->size_next = at->size_next;
         at->size_prev = at->size_next = NULL;
@@ -73,6 +75,7 @@ static struct vram_block *pop(struct vram_cache *cache, struct vram_block *top)
     if (below) {
         below->size_prev = prev;
         below->size_next = next;
+        below->same_prev = NULL;
     }
     struct vram_block *left = below ? below : next, *right = below ? below : prev;
     if (prev)
@@ -131,18 +134,14 @@ struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted)
 
 void vram_cache_remove(struct vram_cache *cache, struct vram_block *block)
 {
-    struct vram_block *top = cache->bins[vram_cache_bin(block->capacity)];
-    while (top->capacity != block->capacity)
-        top = top->size_next;
-    if (top == block) {
+    if (!block->same_prev) {
         pop(cache, block);
         return;
     }
-    struct vram_block *above = top;
-    while (above->same_next != block)
-        above = above->same_next;
-    above->same_next = block->same_next;
-    block->same_next = NULL;
+    block->same_prev->same_next = block->same_next;
+    if (block->same_next)
+        block->same_next->same_prev = block->same_prev;
+    block->same_prev = block->same_next = NULL;
     cache->bytes -= block->capacity;
     cache->count--;
 }
@@ -157,7 +156,8 @@ void vram_cache_check(const struct vram_cache *cache)
         for (const struct vram_block *s = cache->bins[bin]; s; prev = s, s = s->size_next) {
             VRAM_CHECK(s->size_prev == prev && (!prev || prev->capacity < s->capacity));
             for (const struct vram_block *b = s; b; b = b->same_next) {
-                VRAM_CHECK(b->state == VRAM_CACHED && b->capacity == s->capacity && vram_cache_bin(b->capacity) == bin);
+                VRAM_CHECK(vram_is_kept(b) && b->capacity == s->capacity && vram_cache_bin(b->capacity) == bin);
+                VRAM_CHECK(b == s ? !b->same_prev : b->same_prev->same_next == b);
                 bytes += b->capacity;
                 count++;
             }

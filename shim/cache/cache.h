@@ -8,7 +8,7 @@
  * 2 MiB page nothing is wasted, because the driver would have taken the whole page too.
  *
  *   invariants: bytes = sum of capacities; count = number of blocks; a bit of `occupied` is set exactly if its bin is not
- *   empty; every block is VRAM_CACHED.
+ *   empty; every block is one that the program has freed.
  */
 #ifndef VRAM_CACHE_CACHE_H
 #define VRAM_CACHE_CACHE_H
@@ -35,7 +35,7 @@ struct vram_block *vram_cache_take(struct vram_cache *cache, uint64_t size, uint
  * Large blocks free whole pages; a small one frees its chunk only with all its neighbours. NULL: the cache is empty. */
 struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted);
 
-/* Takes this block out, wherever it lies: linear in the blocks of its capacity. */
+/* Takes this block out, wherever it lies. */
 void vram_cache_remove(struct vram_cache *cache, struct vram_block *block);
 
 void vram_cache_check(const struct vram_cache *cache); /* the invariants, in builds with checks */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/compiler.h"
 #include "base/say.h"
 
 enum { COMPLAINTS_MAX = 8 };
@@ -30,12 +31,21 @@ static void complain(const char *fmt, ...)
     va_end(ap);
 }
 
+static const char *const free_modes[] = {
+    [VRAM_FREE_SYNC] = "sync",
+    [VRAM_FREE_FENCED] = "fenced",
+    [VRAM_FREE_ORDERED] = "ordered",
+};
+
 static int parse_free_mode(const char *s, enum vram_free_mode *ret_mode)
 {
-    if (strcmp(s, "sync") != 0)
-        return -EINVAL;
-    *ret_mode = VRAM_FREE_SYNC;
-    return 0;
+    for (size_t i = 0; i < VRAM_LENGTH(free_modes); i++) {
+        if (strcmp(s, free_modes[i]) == 0) {
+            *ret_mode = (enum vram_free_mode)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
 }
 
 /* A relative path is made absolute now, before the program changes its directory (law 26). */
@@ -106,7 +116,7 @@ static const char *const takes[] = {
     [BOOL] = "0 or 1",
     [SIZE] = "a size such as 512M or 4G, or none",
     [PERCENT] = "a percentage from 0 to 100",
-    [FREE] = "sync",
+    [FREE] = "sync, fenced or ordered",
     [SIGNAL] = "a signal such as USR1, USR2 or RTMIN+3, or none",
     [OUTPUT] = "stderr, none, or a path",
 };
@@ -209,7 +219,7 @@ void vram_option_format(struct vram_text *t, size_t index)
             vram_text_add(t, "%llu", (unsigned long long)(f));                                                         \
     } while (0)
 #define FORMAT_PERCENT(f) vram_text_add(t, "%u.%02u", (f) / 100, (f) % 100)
-#define FORMAT_FREE(f) vram_text_add(t, "%s", (f) == VRAM_FREE_SYNC ? "sync" : "?")
+#define FORMAT_FREE(f) vram_text_add(t, "%s", free_modes[f])
 #define FORMAT_SIGNAL(f) vram_signal_format(t, f)
 #define FORMAT_OUTPUT(f) vram_text_add(t, "%s", output_names[(f).kind])
     size_t i = 0;

@@ -14,7 +14,7 @@
 
 enum { VRAM_PATH_MAX = 4096 };
 
-enum vram_free_mode { VRAM_FREE_SYNC };
+enum vram_free_mode { VRAM_FREE_SYNC, VRAM_FREE_FENCED, VRAM_FREE_ORDERED };
 
 enum vram_output_kind { VRAM_OUTPUT_STDERR, VRAM_OUTPUT_NONE, VRAM_OUTPUT_PATH };
 

@@ -46,8 +46,9 @@ const char *vram_driver_missing(void)
 #define VRAM_CALL(name)                                                                                                \
     if (!vram_driver()->name)                                                                                          \
         return #name;
+#define VRAM_MAYBE(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
-    return vram_driver()->cuCtxSynchronize ? NULL : "cuCtxSynchronize";
+    return NULL;
 }

@@ -73,7 +73,7 @@ void vram_account_reused(struct vram_account *a, struct vram_block *b)
 void vram_account_gone(struct vram_account *a, struct vram_block *b)
 {
     VRAM_CHECK(a->held_bytes >= b->capacity && a->held_blocks > 0);
-    if (b->state == VRAM_CACHED) {
+    if (vram_is_kept(b)) {
         a->cached_bytes -= b->capacity;
         a->cached_blocks--;
         /* A chunk's page stops being "free but cached" when its last block goes: then the driver has it. */

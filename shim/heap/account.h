@@ -3,7 +3,7 @@
  *
  *   live_bytes   = sum of size over live and freeing blocks          (what the program asked for)
  *   held_bytes   = sum of capacity over all blocks                   (what the driver gave)
- *   cached_bytes = sum of capacity over cached blocks
+ *   cached_bytes = sum of capacity over pending and cached blocks, and those on their way from there to the program
  *   driver_allocs - driver_frees - ended_all = number of blocks held
  *   allocs = hits + driver_allocs (successful ones)
  */
@@ -51,9 +51,9 @@ struct vram_chunk {
 
 /* Changes of a block's state, each keeping the equations above. `device` is the block's. */
 void vram_account_born(struct vram_account *a, struct vram_block *b);    /* the driver gave it; it is live */
-void vram_account_cached(struct vram_account *a, struct vram_block *b);  /* live -> cached */
-void vram_account_reused(struct vram_account *a, struct vram_block *b);  /* cached -> live; b->size is the new one */
-void vram_account_gone(struct vram_account *a, struct vram_block *b);    /* live or cached -> no longer ours */
+void vram_account_cached(struct vram_account *a, struct vram_block *b);  /* live -> pending or cached */
+void vram_account_reused(struct vram_account *a, struct vram_block *b);  /* pending or cached -> live; b->size is the new one */
+void vram_account_gone(struct vram_account *a, struct vram_block *b);    /* in any state -> no longer ours */
 
 struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr); /* NULL: no memory */
 void vram_chunk_leave(struct vram_chunk **chunks, struct vram_chunk *chunk);

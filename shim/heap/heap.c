@@ -14,6 +14,7 @@
 #include "config/options.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
+#include "heap/fence.h"
 #include "heap/life.h"
 #include "heap/reclaim.h"
 
@@ -55,6 +56,25 @@ struct request {
  * device, and only what was confirmed is served from the cache. */
 static size_t row_pitch(size_t width) { return width > SIZE_MAX - 511 ? 0 : (width + 511) & ~(size_t)511; }
 
+/* A block of which nothing is ready: perhaps one has become so, or can be put behind its fence. It is then VRAM_FREEING. The
+ * life is pinned. */
+static struct vram_block *take_pending(struct vram_life *life, const struct request *q)
+{
+    if (!vram_gate_enter())
+        return NULL;
+    vram_fence_record(life, 1); /* an idle context is done with it at once; else, there is one later */
+    vram_fence_poll(life);
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_cache_take(&life->cache, q->size, vram_options->waste);
+    if (b)
+        b->state = VRAM_FREEING;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!b)
+        b = vram_fence_take(life, q->size, vram_options->waste);
+    vram_gate_leave();
+    return b;
+}
+
 /* Serves a request from the cache, if it can. */
 static bool take_cached(CUcontext ctx, const struct request *q, struct vram_site site)
 {
@@ -64,9 +84,16 @@ static bool take_cached(CUcontext ctx, const struct request *q, struct vram_site
     if (life && q->family == VRAM_PITCH && !vram_books(life->device)->pitch_known)
         life = NULL;
     struct vram_block *b = life ? vram_cache_take(&life->cache, q->size, vram_options->waste) : NULL;
+    if (!b && life && life->fences.oldest) {
+        vram_life_pin(life);
+        vram_unlock(VRAM_RANK_HEAP);
+        b = take_pending(life, q);
+        vram_lock(VRAM_RANK_HEAP);
+        vram_life_unpin(life);
+    }
     if (b) {
         struct vram_account *books = vram_books(life->device);
-        VRAM_CHECK(b->state == VRAM_CACHED && b->capacity >= q->size);
+        VRAM_CHECK(b->state != VRAM_LIVE && b->capacity >= q->size);
         b->state = VRAM_LIVE;
         b->size = q->size;
         b->family = q->family;
@@ -97,6 +124,8 @@ static void forget_stale(uint64_t addr)
     books->ended_all++;
     if (b->state == VRAM_CACHED) {
         vram_cache_remove(&b->life->cache, b);
+    } else if (b->state == VRAM_PENDING) {
+        vram_fence_drop(b);
     } else {
         books->ended_blocks++;
         books->ended_bytes += b->size;
@@ -160,7 +189,7 @@ static CUresult ask_driver(const struct request *q)
 static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
 {
     struct vram_site site = site_here(caller);
-    if (serving() && vram_life_healthy() && take_cached(ctx, q, site))
+    if (serving() && !vram_life_failed() && take_cached(ctx, q, site))
         return CUDA_SUCCESS;
     CUresult r = ask_driver(q);
     /* In a capture that allows allocations nothing can be given back, but a kept block needs no call of ours. */
@@ -168,6 +197,10 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
         take_cached(ctx, q, site))
         return CUDA_SUCCESS;
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && caching()) {
+        /* Natively each free had waited: what is pending counts as free memory, and may be the block that is wanted. */
+        vram_fence_settle_device(VRAM_EVERY_DEVICE);
+        if (take_cached(ctx, q, site))
+            return CUDA_SUCCESS;
         struct vram_ladder ladder = {.size = q->size};
         while (r == CUDA_ERROR_OUT_OF_MEMORY && vram_ladder_climb(&ladder, ctx))
             r = ask_driver(q);
@@ -222,15 +255,60 @@ static bool room_in_cache(const struct vram_block *b)
     return books->cached_bytes + b->capacity <= vram_options->cache_max;
 }
 
-/* Waits for the block's work as the driver's free would, without the driver's free. False: the caller's own native free
- * decides, because a capture began or because the driver has something to say. */
-static bool wait_for_work(struct vram_life *life)
+/* A freed block becomes ours, if there is room. Under HEAP. */
+static bool enter_cache(struct vram_block *b, enum vram_free_mode mode)
 {
+    struct vram_account *books = vram_books(b->life->device);
+    if (!room_in_cache(b))
+        return false;
+    books->frees++;
+    vram_account_cached(books, b);
+    if (mode == VRAM_FREE_SYNC) {
+        b->state = VRAM_CACHED;
+        vram_cache_put(&b->life->cache, b); /* its work is done: now it may be seen (law 16) */
+    } else {
+        vram_fence_add(b);
+    }
+    return true;
+}
+
+/* The driver refused the fence that should have covered the block: back to how it was before this free. Under HEAP. False: it
+ * is safe by another one's fence, or somebody's already. */
+static bool leave_pending(struct vram_block *b, uint64_t fence)
+{
+    if (b->state != VRAM_PENDING || b->fence != fence)
+        return false;
+    struct vram_account *books = vram_books(b->life->device);
+    vram_fence_drop(b);
+    b->state = VRAM_FREEING;
+    books->frees--;
+    vram_account_reused(books, b);
+    return true;
+}
+
+/* Keeps a block that is being freed, if that is possible: sees to it that it will be safe to hand out, and puts it where it
+ * waits for that. False: the caller's own native free decides, because a capture began, because the cache is full, or because
+ * the driver has something to say. */
+static bool keep(struct vram_block *b)
+{
+    struct vram_life *life = b->life;
     if (!vram_gate_enter())
         return false;
-    CUresult r = vram_life_synchronise(life);
+    enum vram_free_mode mode = vram_fence_mode(life);
+    bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed();
+    if (kept) {
+        vram_lock(VRAM_RANK_HEAP);
+        kept = enter_cache(b, mode);
+        uint64_t fence = b->fence;
+        vram_unlock(VRAM_RANK_HEAP);
+        if (kept && mode != VRAM_FREE_SYNC && vram_fence_record(life, VRAM_FENCE_EVERY) != CUDA_SUCCESS) {
+            vram_lock(VRAM_RANK_HEAP);
+            kept = !leave_pending(b, fence);
+            vram_unlock(VRAM_RANK_HEAP);
+        }
+    }
     vram_gate_leave();
-    return r == CUDA_SUCCESS;
+    return kept;
 }
 
 /* The block leaves the ledger because the driver is about to get it (law 16). It is FREEING and its life pinned. */
@@ -307,28 +385,13 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     CUdeviceptr forward;
     struct vram_block *b = begin_free(dptr, caller, &forward);
     if (!b) /* a second free is answered here, unless even a bad one would be met by something else */
-        return forward == dptr || vram_capture_active() || (vram_life_context() && !vram_life_healthy())
-                   ? VRAM_DRV(cuMemFree_v2)(forward)
-                   : CUDA_ERROR_INVALID_VALUE;
+        return forward == dptr || vram_capture_active() || vram_life_failed() ? VRAM_DRV(cuMemFree_v2)(forward)
+                                                                               : CUDA_ERROR_INVALID_VALUE;
 
     struct vram_life *life = b->life;
-    bool cacheable = caching() && !b->identity_left && !life->uncached;
-    if (cacheable && wait_for_work(life)) {
-        vram_lock(VRAM_RANK_HEAP);
-        struct vram_account *books = vram_books(life->device);
-        cacheable = room_in_cache(b); /* other threads may have filled it meanwhile */
-        if (cacheable) {
-            b->state = VRAM_CACHED;
-            books->frees++;
-            vram_account_cached(books, b);
-            vram_cache_put(&life->cache, b); /* its work is done: now it may be seen (law 16) */
-        }
-        vram_unlock(VRAM_RANK_HEAP);
-    } else {
-        cacheable = false;
-    }
+    bool kept = caching() && !b->identity_left && !life->uncached && keep(b);
     /* Not to be kept, or its work failed: the program gets what the driver says of this free (law 13). */
-    CUresult r = cacheable ? CUDA_SUCCESS : free_native(b);
+    CUresult r = kept ? CUDA_SUCCESS : free_native(b);
     vram_life_unpin(life);
     return r;
 }
@@ -388,7 +451,7 @@ enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t
         vram_lock(VRAM_RANK_HEAP);
         const struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
         if (b) {
-            view = b->state == VRAM_CACHED || address - base >= b->size ? VRAM_VIEW_NOTHING : VRAM_VIEW_LIVE;
+            view = vram_is_kept(b) || address - base >= b->size ? VRAM_VIEW_NOTHING : VRAM_VIEW_LIVE;
             *ret_base = base;
             *ret_size = b->size;
         }
@@ -412,6 +475,43 @@ void vram_heap_identity_left(CUdeviceptr address)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
+/* Waits for the life's work unless a capture forbids it. Pinned here, under HEAP before; gives it up and takes it again. */
+static void settle(struct vram_life *life)
+{
+    vram_life_pin(life);
+    vram_unlock(VRAM_RANK_HEAP);
+    if (vram_gate_enter()) {
+        vram_fence_settle(life);
+        vram_gate_leave();
+    }
+    vram_lock(VRAM_RANK_HEAP);
+    vram_life_unpin(life);
+}
+
+void vram_heap_settle_block(CUdeviceptr address)
+{
+    CUdeviceptr base;
+    size_t size;
+    if (vram_options->free_mode != VRAM_FREE_ORDERED || vram_heap_view(address, &base, &size) != VRAM_VIEW_LIVE)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
+    if (b && vram_fence_is_behind(b) && !b->life->closing)
+        settle(b->life);
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+void vram_heap_settle_context(CUcontext ctx)
+{
+    if (vram_options->free_mode != VRAM_FREE_ORDERED)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_find(ctx);
+    if (life)
+        settle(life);
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
 bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
 {
     bool locked = vram_lock_at_exit(VRAM_RANK_HEAP);
@@ -431,7 +531,7 @@ unsigned vram_heap_largest_live(int device, struct vram_block *ret_blocks, unsig
     if (max == 0 || !vram_lock_at_exit(VRAM_RANK_HEAP))
         return 0;
     for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
-        if (b->state == VRAM_CACHED || b->life->device != device)
+        if (vram_is_kept(b) || b->life->device != device)
             continue;
         /* Insertion into the few largest; equal sizes in order of birth. */
         unsigned at = n;

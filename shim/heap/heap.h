@@ -7,13 +7,14 @@
  *
  * A block's way:
  *
- *      driver gives                 program frees               work is done
- *   ----------------->  VRAM_LIVE  -------------->  VRAM_FREEING ----------> VRAM_CACHED
- *                           ^                           |                      |   |
- *                           |                           | not cacheable        |   | flush, out of memory
- *                           |                           v                      |   v
- *                           |                     driver's free                | driver's free
- *                           +----------------------- serves a request ---------+
+ *      driver gives                 program frees           in sync: work is done
+ *   ----------------->  VRAM_LIVE  -------------->  VRAM_FREEING ------------------> VRAM_CACHED
+ *                         ^   ^                       |      |   fence is complete   ^   |    |
+ *                         |   |         not cacheable |      +----> VRAM_PENDING ----+   |    | flush, out of memory
+ *                         |   |                       v                  |               |    v
+ *                         |   |                 driver's free            |               |  driver's free
+ *                         |   +------ serves a request, in ordered ------+               |
+ *                         +--------------------- serves a request -----------------------+
  */
 #ifndef VRAM_HEAP_HEAP_H
 #define VRAM_HEAP_HEAP_H
@@ -49,6 +50,11 @@ enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t
 
 /* The identity of the block that contains the address has left us: it goes back to the driver when freed (law 19). */
 void vram_heap_identity_left(CUdeviceptr address);
+
+/* Before a live block is shown to somebody whom a fence on its context does not bind (IPC, a network card, a peer), or a
+ * context's blocks are: waits for whatever may still use them (law 14). Nothing to do unless VRAM_FREE_ORDERED is at work. */
+void vram_heap_settle_block(CUdeviceptr address);
+void vram_heap_settle_context(CUcontext ctx);
 
 /* Set when the process is on its way out: from then on no driver call is ours, calls of the program pass through. */
 void vram_heap_exiting(void);

@@ -14,6 +14,7 @@
 
 #include "cache/cache.h"
 #include "heap/account.h"
+#include "heap/fence.h"
 #include "ledger/block.h"
 #include "ledger/ledger.h"
 #include "vramshim/cuda_abi.h"
@@ -28,6 +29,7 @@ struct vram_life {
     bool closing;
     atomic_uint busy; /* pins; also read without the lock; a futex */
     struct vram_cache cache;
+    struct vram_fences fences;
     struct vram_block *blocks; /* every block of this life */
     struct vram_life *peers[VRAM_PEERS_MAX]; /* lives whose work may touch our memory (law 18) */
     unsigned peer_count;
@@ -56,9 +58,9 @@ struct vram_life *vram_life_find(CUcontext ctx); /* NULL: none, or closing */
 /* The calling thread's current context, or NULL. No lock held. */
 CUcontext vram_life_context(void);
 
-/* Whether the driver would look at a request in the current context at all. Once it knows that a kernel of the context has
- * failed it refuses everything, which the cache must not hide (law 13). No lock held; 0.03 us (H200). */
-bool vram_life_healthy(void);
+/* Whether the driver would refuse whatever is asked of it in the current context, because it knows that a kernel there has
+ * failed: the cache must not hide that (law 13). False without a context. No lock held; 0.03 us (H200). */
+bool vram_life_failed(void);
 
 /* The life of `ctx`, which is the calling thread's current context; made if it is new. Under HEAP, which it may give up and
  * take again. NULL: the life is closing, or there is no memory. */

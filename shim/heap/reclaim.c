@@ -10,10 +10,9 @@
 #include "config/options.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
+#include "heap/fence.h"
 #include "heap/heap.h"
 #include "heap/life.h"
-
-enum { ANY_DEVICE = -1 };
 
 /* Takes one victim out of some cache of the device, out of the ledger too (law 16: before the driver gets it), and pins its
  * life. NULL: none is left. The life `skip` is passed over. */
@@ -24,7 +23,7 @@ static struct vram_block *pick(int device, uint64_t wanted, const struct vram_li
     vram_lock(VRAM_RANK_HEAP);
     HASH_ITER(hh, vram_heap.lives, life, next)
     {
-        if (life == skip || life->closing || (device != ANY_DEVICE && life->device != device))
+        if (life == skip || life->closing || (device != VRAM_EVERY_DEVICE && life->device != device))
             continue;
         if (life->cache.bytes > (best ? best->cache.bytes : 0))
             best = life;
@@ -115,7 +114,8 @@ static void reclaim(int device, uint64_t wanted, struct vram_reclaimed *total)
 struct vram_reclaimed vram_reclaim_all(void)
 {
     struct vram_reclaimed total = {0};
-    reclaim(ANY_DEVICE, UINT64_MAX, &total);
+    vram_fence_settle_device(VRAM_EVERY_DEVICE);
+    reclaim(VRAM_EVERY_DEVICE, UINT64_MAX, &total);
     vram_lock(VRAM_RANK_HEAP);
     for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
         total.kept_blocks += vram_heap.devices[d].cached_blocks;
@@ -133,7 +133,7 @@ static bool may_help(struct vram_ladder *ladder, CUcontext ctx)
     vram_lock(VRAM_RANK_HEAP);
     vram_life_settle(ctx);
     struct vram_life *life = vram_life_of_current(ctx);
-    ladder->device = life ? life->device : ANY_DEVICE;
+    ladder->device = life ? life->device : VRAM_EVERY_DEVICE;
     /* Each small block may be the last of its chunk. */
     uint64_t cached = life ? vram_books(life->device)->cached_bytes +
                                  (vram_books(life->device)->cached_blocks << VRAM_PAGE_SHIFT)

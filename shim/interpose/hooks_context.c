@@ -1,5 +1,6 @@
 /* Where contexts begin, end and reach into each other. */
 #include "driver/capture.h"
+#include "heap/heap.h"
 #include "heap/life.h"
 #include "interpose/hooks.h"
 
@@ -86,9 +87,12 @@ CUresult hook_cuCtxFromGreenCtx(uintptr_t caller, CUcontext *pctx, CUgreenCtx gr
 CUresult hook_cuCtxEnablePeerAccess(uintptr_t caller, CUcontext peer, unsigned int flags)
 {
     (void)caller;
+    vram_heap_settle_context(peer);
     CUresult r = VRAM_DRV(cuCtxEnablePeerAccess)(peer, flags);
-    if (r == CUDA_SUCCESS)
+    if (r == CUDA_SUCCESS) {
         vram_life_peer(vram_life_context(), peer, true);
+        vram_heap_settle_context(peer); /* what another thread was given meanwhile */
+    }
     return r;
 }
 

@@ -67,6 +67,8 @@ CUresult hook_cuPointerGetAttribute(uintptr_t caller, void *data, CUpointer_attr
     enum vram_view view;
     CUdeviceptr base;
     size_t size;
+    if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+        vram_heap_settle_block(ptr);
     CUdeviceptr asked = as_native(ptr, &view, &base, &size);
     CUresult r = VRAM_DRV(cuPointerGetAttribute)(data, attribute, asked);
     if (r != CUDA_SUCCESS || view != VRAM_VIEW_LIVE)
@@ -85,6 +87,9 @@ CUresult hook_cuPointerGetAttributes(uintptr_t caller, unsigned int count, CUpoi
     enum vram_view view;
     CUdeviceptr base;
     size_t size;
+    for (unsigned i = 0; attributes && i < count; i++)
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+            vram_heap_settle_block(ptr);
     CUdeviceptr asked = as_native(ptr, &view, &base, &size);
     CUresult r = VRAM_DRV(cuPointerGetAttributes)(count, attributes, data, asked);
     if (r != CUDA_SUCCESS || view == VRAM_VIEW_UNKNOWN)
@@ -102,7 +107,8 @@ CUresult hook_cuPointerGetAttributes(uintptr_t caller, unsigned int count, CUpoi
     return r;
 }
 
-/* What gives an address an identity outside (law 19): from success on, the block is the driver's again once it is freed. */
+/* What gives an address an identity outside (law 19): nothing of before may still use it (law 14), and from success on, the
+ * block is the driver's again once it is freed. */
 static CUresult leaves(CUresult r, CUdeviceptr ptr)
 {
     if (r == CUDA_SUCCESS)
@@ -112,6 +118,7 @@ static CUresult leaves(CUresult r, CUdeviceptr ptr)
 
 static CUdeviceptr if_native(CUdeviceptr ptr)
 {
+    vram_heap_settle_block(ptr);
     enum vram_view view;
     CUdeviceptr base;
     size_t size;

@@ -15,7 +15,8 @@
 
 enum vram_block_state {
     VRAM_LIVE,    /* the program holds it */
-    VRAM_FREEING, /* one thread is waiting for its work before it becomes cached or is freed */
+    VRAM_FREEING, /* one thread has it: on its way to the cache or the driver, or out of the cache to the program */
+    VRAM_PENDING, /* free for the program, but work of before its free may still use it */
     VRAM_CACHED,  /* free for the program, kept for the next request */
 };
 
@@ -41,14 +42,19 @@ struct vram_block {
     enum vram_family family;
     bool identity_left; /* exported, or given attributes: goes back to the driver when freed (law 19) */
     bool told;          /* a double free of it was reported */
+    uint64_t fence;     /* pending: the fence that it waits for; live: the one that it was put behind, or 0 */
     struct vram_site born, freed;
 
     struct vram_block *life_prev, *life_next; /* all blocks of one life */
-    struct vram_block *same_next;             /* cache: further blocks of the same capacity */
+    struct vram_block *same_prev, *same_next; /* cache: further blocks of the same capacity */
     struct vram_block *size_prev, *size_next; /* cache: first blocks of neighbouring capacities in a bin */
+    struct vram_block *pending_prev, *pending_next; /* pending blocks of one life, by fence */
 
     UT_hash_handle hh; /* ledger */
 };
+
+/* Whether the program has freed it and we have it. */
+static inline bool vram_is_kept(const struct vram_block *b) { return b->state == VRAM_CACHED || b->state == VRAM_PENDING; }
 
 /*
  * What a block costs the card, as measured (H200, driver 580): from 2 MiB on, whole pages of 2 MiB; below, 512 bytes of a

@@ -75,6 +75,15 @@ static void *driver_handle(void)
 void *law_sim(const char *name) { return dlsym(driver_handle(), name); }
 bool simulated(void) { return law_sim("sim_calls") != NULL; }
 
+static bool free_mode_is(const char *mode)
+{
+    const char *set = getenv("VRAMSHIM_FREE");
+    return under_shim() && set && strcmp(set, mode) == 0;
+}
+
+bool frees_order(void) { return free_mode_is("ordered"); }
+bool frees_wait(void) { return !free_mode_is("ordered") && !free_mode_is("fenced"); }
+
 unsigned long driver_calls(const char *entry)
 {
     unsigned long (*calls)(const char *) = (unsigned long (*)(const char *))law_sim("sim_calls");

@@ -82,6 +82,10 @@ bool simulated(void);
 void *law_sim(const char *name);
 #define SIM(name) ((__typeof__(&name))law_sim(#name))
 
+/* How freed blocks are made safe here: what VRAMSHIM_FREE says. A free waits for the work natively, and in "sync". */
+bool frees_wait(void);
+bool frees_order(void); /* "ordered" */
+
 /* How often the entry was called at the driver; only with the simulated driver. */
 unsigned long driver_calls(const char *entry);
 

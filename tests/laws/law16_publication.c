@@ -39,6 +39,8 @@ static void during_free(const char *entry, void *unused)
 /* Whatever the driver is called for to make a free safe, the block is nobody else's before that call is back. */
 LAW_CASE_SIM(not_seen_before_its_work_is_done)
 {
+    if (!frees_wait())
+        law_skip("frees do not wait in this mode");
     context = law_context();
     OK(cu.cuMemAlloc_v2(&given_back, 4 * MIB));
     CHECK(SIM(sim_on_call)("cuMemFree_v2", during_free, NULL) == 0);
@@ -112,7 +114,7 @@ LAW_CASE_SIM(no_two_threads_own_one_address)
     CHECK_EQ(failures, 0);
     CHECK_EQ(SIM(sim_hazards)(), 0);
     CHECK_EQ(SIM(sim_refused_frees)(), 0);
-    if (under_shim())
+    if (under_shim() && (frees_wait() || frees_order()))
         CHECK(driver_calls("cuMemAlloc_v2") <= THREADS * ROUNDS / 2);
 }
 
@@ -159,6 +161,8 @@ LAW_CASE_SIM(refused_free_leaves_the_block_with_its_owner)
 {
     CUdeviceptr p, base, q;
     size_t size;
+    if (!frees_wait())
+        law_skip("frees do not wait in this mode");
     law_context();
     OK(cu.cuMemAlloc_v2(&p, 1000));
     /* Whichever way the free is made safe, this one ends in the driver's own refusal. */
@@ -195,6 +199,8 @@ LAW_CHILD(refused_and_then_forgotten)
 
 LAW_CASE_SIM_ONCE(refused_free_is_still_reported_as_a_leak)
 {
+    if (!frees_wait())
+        law_skip("frees do not wait in this mode");
     static char text[16384];
     CHECK_EQ(law_run_child("refused_and_then_forgotten", NULL, text, sizeof(text)), 0);
     if (under_shim())

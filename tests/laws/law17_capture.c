@@ -241,7 +241,7 @@ LAW_CASE_SIM(a_begin_waits_for_a_call_that_is_under_way)
     OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
     CHECK(sem_init(&may_begin, 0, 0) == 0);
     CHECK(pthread_create(&thread, NULL, capture_meanwhile, NULL) == 0);
-    CHECK(SIM(sim_on_call)("cuCtxSynchronize", during_the_wait, NULL) == 0);
+    CHECK(SIM(sim_on_call)(frees_wait() ? "cuCtxSynchronize" : "cuCtxRecordEvent", during_the_wait, NULL) == 0);
     OK(cu.cuMemFree_v2(p));
     if (under_shim())
         CHECK(told);
