@@ -2,9 +2,6 @@
  * Law 14, mode sync: a free waits for all outstanding work of the context, on every stream, as native cuMemFree does,
  * both for reuse and as a barrier for the host. cub 156 and 373 (published before its event; stream handles), kokkos
  * 9307 and cupy 3777 (programs that lean on cudaFree's barrier).
- *
- * Simulated time stands still until a host call waits (SIMCUDA_CLOCK=lazy): what a call waited for is complete
- * afterwards, and nothing else is.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -12,65 +9,8 @@
 
 #include "law.h"
 #include "sim.h"
+#include "work.h"
 #include "world.h"
-
-enum { MIB = 1 << 20, WORK_NS = 1000000 };
-
-static void __attribute__((constructor)) lazy_clock(void)
-{
-    setenv("SIMCUDA_CLOCK", "lazy", 1);
-}
-
-static CUfunction fill, copy;
-
-static CUstream stream_of_its_own(void)
-{
-    CUstream s;
-    OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    return s;
-}
-
-static void start(void)
-{
-    law_context();
-    fill = kernel("vram_fill");
-    copy = kernel("vram_copy");
-}
-
-static CUdeviceptr allocate(size_t bytes)
-{
-    CUdeviceptr p;
-    OK(cu.cuMemAlloc_v2(&p, bytes));
-    SIM(sim_note_alloc)(p, bytes);
-    return p;
-}
-
-static void release(CUdeviceptr p)
-{
-    SIM(sim_note_free)(p);
-    OK(cu.cuMemFree_v2(p));
-}
-
-static CUevent record(CUstream s)
-{
-    CUevent e;
-    OK(cu.cuEventCreate(&e, 0));
-    OK(cu.cuEventRecord(e, s));
-    return e;
-}
-
-static void launch_copy(CUstream s, CUdeviceptr to, CUdeviceptr from, unsigned long long bytes)
-{
-    unsigned long long ns = WORK_NS;
-    void *params[] = {&to, &from, &bytes, &ns};
-    OK(cu.cuLaunchKernel(copy, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
-}
-
-static void no_hazard(void)
-{
-    if (SIM(sim_hazards)())
-        law_fail(__FILE__, __LINE__, "%s", SIM(sim_hazard_text)(0));
-}
 
 /* The free of `p` waits for the work before `e`. */
 static void free_waits_for(CUdeviceptr p, CUevent e)

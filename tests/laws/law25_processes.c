@@ -212,15 +212,24 @@ static void *busy(void *unused)
     return NULL;
 }
 
+/* Hardly ever outside the lock of the dispositions: nearly each fork meets it. */
+static void *asks_without_end(void *unused)
+{
+    struct sigaction act;
+    while (!stop)
+        sigaction(SIGUSR1, NULL, &act);
+    return unused;
+}
+
 LAW_CASE_SIM_ONCE(forks_beside_working_threads)
 {
-    enum { N = 3 };
+    enum { N = 4 };
     pthread_t threads[N];
     alarm(30);
     context = law_context();
     signal(SIGUSR1, count);
     for (int i = 0; i < N; i++)
-        CHECK(pthread_create(&threads[i], NULL, busy, NULL) == 0);
+        CHECK(pthread_create(&threads[i], NULL, i ? busy : asks_without_end, NULL) == 0);
     for (int i = 0; i < 100; i++) {
         pid_t pid = fork();
         if (pid == 0) {
