@@ -128,6 +128,29 @@ LAW_CASE_SIM(one_fence_for_many_frees)
         CHECK_EQ(driver_calls("cuMemAlloc_v2"), N);
 }
 
+/* The fence of an earlier free is complete, that of this one is not. */
+LAW_CASE_SIM(an_older_fence_is_not_enough)
+{
+    CUevent work;
+    start_mode();
+    CUstream early = stream_of_its_own();
+    for (int i = 0; i < 3; i++) {
+        CUdeviceptr a = allocate(2 * MIB);
+        launch_fill(fill, early, a, 2 * MIB, WORK_NS);
+        release(a);
+        CUdeviceptr other = allocate((6 + 2 * (size_t)i) * MIB); /* nothing fits: now there is a fence for a */
+        CUdeviceptr b = freed_while_in_use(4 * MIB, &work);
+        OK(cu.cuStreamSynchronize(early));
+        CHECK_EQ(cu.cuEventQuery(work), CUDA_ERROR_NOT_READY);
+        CUdeviceptr q = allocate(4 * MIB);
+        CHECK_EQ(q == b, frees_order());
+        use(q, 4 * MIB);
+        release(q);
+        release(other);
+        OK(cu.cuCtxSynchronize());
+    }
+}
+
 /* More fences under way than there are events for them. */
 LAW_CASE_SIM(many_fences_at_once)
 {
@@ -403,8 +426,14 @@ LAW_CASE_SIM(a_driver_without_context_events)
 /* A fence that the driver refuses covers nothing: what should wait for it waits for the next. */
 LAW_CASE_SIM(a_refused_fence)
 {
+    CUevent work;
     start_mode();
     cached_block(2 * MIB);
+    CUdeviceptr first = freed_while_in_use(4 * MIB, &work);
+    CHECK(SIM(sim_fail)("cuCtxRecordEvent", 1, 1, CUDA_ERROR_UNKNOWN) == 0);
+    CUdeviceptr q = allocate(4 * MIB); /* asks for a fence, in vain */
+    CHECK(q != first || frees_order());
+    use(q, 4 * MIB);
     for (int i = 0; i < 12; i++) {
         CHECK(SIM(sim_fail)(i & 1 ? "cuCtxRecordEvent" : "cuEventCreate", 1 + i / 4, 3, CUDA_ERROR_UNKNOWN) == 0);
         CUdeviceptr p[10];
