@@ -117,7 +117,7 @@ void vram_capture_begun(CUstream stream, bool per_thread, CUcontext ctx)
 }
 
 /* Drops the entries for which the stream (if given) and the context match; a stream handle is unique while it lives, so
- * the context decides only for the per-thread handle. */
+ * the context decides only for the per-thread handle, where it is known. */
 static unsigned drop(const struct capturing *k, bool whole_context)
 {
     unsigned dropped = 0;
@@ -125,7 +125,8 @@ static unsigned drop(const struct capturing *k, bool whole_context)
     for (unsigned i = 0; i < listed;) {
         const struct capturing *c = &list[i];
         bool match = whole_context ? c->ctx == k->ctx
-                                   : c->stream == k->stream && c->tid == k->tid && (c->tid == 0 || c->ctx == k->ctx);
+                                   : c->stream == k->stream && c->tid == k->tid &&
+                                         (c->tid == 0 || c->ctx == k->ctx || !c->ctx || !k->ctx);
         if (match) {
             list[i] = list[--listed];
             dropped++;

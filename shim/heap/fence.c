@@ -14,12 +14,12 @@ enum { LIVES_AT_ONCE = 32, DISABLE_TIMING = 2 };
 
 static CUresult make_event(struct vram_life *life, CUevent *ret_event)
 {
-    bool pushed;
-    CUresult r = vram_life_enter(life->ctx, &pushed);
+    CUcontext before;
+    CUresult r = vram_life_enter(life->ctx, &before);
     if (r != CUDA_SUCCESS)
         return r;
     r = VRAM_DRV(cuEventCreate)(ret_event, DISABLE_TIMING);
-    vram_life_leave(pushed);
+    vram_life_leave(life->ctx, before);
     return r;
 }
 

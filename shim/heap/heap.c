@@ -421,7 +421,15 @@ CUresult vram_heap_info(size_t *free, size_t *total)
     /* What we keep would natively be free (law 12): counted in pages, as the driver does. */
     CUcontext ctx = vram_life_context();
     CUdevice device;
-    if (ctx && drv->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = ctx ? vram_life_find(ctx) : NULL;
+    bool known = life != NULL;
+    if (known)
+        device = life->device;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (ctx && !known && drv->cuCtxGetDevice) /* nothing was allocated here, but perhaps in another context of the device */
+        known = VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS;
+    if (known) {
         vram_lock(VRAM_RANK_HEAP);
         *free += vram_books(device)->cached_pages << VRAM_PAGE_SHIFT;
         vram_unlock(VRAM_RANK_HEAP);

@@ -96,36 +96,38 @@ void vram_life_unpin(struct vram_life *life)
         syscall(SYS_futex, busy, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-CUresult vram_life_enter(CUcontext ctx, bool *ret_pushed)
+CUresult vram_life_enter(CUcontext ctx, CUcontext *ret_before)
 {
-    CUcontext current = NULL;
     const struct vram_driver *drv = vram_driver();
     if (!drv->cuCtxGetCurrent || !drv->cuCtxPushCurrent_v2 || !drv->cuCtxPopCurrent_v2)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult r = VRAM_DRV(cuCtxGetCurrent)(&current);
+    *ret_before = NULL;
+    CUresult r = VRAM_DRV(cuCtxGetCurrent)(ret_before);
     if (r != CUDA_SUCCESS)
         return r;
-    *ret_pushed = current != ctx;
-    return *ret_pushed ? VRAM_DRV(cuCtxPushCurrent_v2)(ctx) : CUDA_SUCCESS;
+    return *ret_before != ctx ? VRAM_DRV(cuCtxPushCurrent_v2)(ctx) : CUDA_SUCCESS;
 }
 
-void vram_life_leave(bool pushed)
+void vram_life_leave(CUcontext ctx, CUcontext before)
 {
     CUcontext popped;
-    if (pushed)
-        VRAM_DRV(cuCtxPopCurrent_v2)(&popped);
+    if (before == ctx || VRAM_DRV(cuCtxPopCurrent_v2)(&popped) == CUDA_SUCCESS)
+        return;
+    /* The program must find its own context current, even where the driver does not let go of ours in the right way. */
+    if (VRAM_DRV(cuCtxPopCurrent_v2)(&popped) != CUDA_SUCCESS && vram_driver()->cuCtxSetCurrent)
+        VRAM_DRV(cuCtxSetCurrent)(before);
 }
 
 static CUresult synchronise_one(CUcontext ctx)
 {
-    bool pushed;
+    CUcontext before;
     if (!vram_driver()->cuCtxSynchronize)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult r = vram_life_enter(ctx, &pushed);
+    CUresult r = vram_life_enter(ctx, &before);
     if (r != CUDA_SUCCESS)
         return r;
     r = VRAM_DRV(cuCtxSynchronize)();
-    vram_life_leave(pushed);
+    vram_life_leave(ctx, before);
     return r;
 }
 
@@ -277,12 +279,12 @@ void vram_life_green(CUcontext ctx)
 static int device_of(CUcontext ctx)
 {
     CUdevice device = -1;
-    bool pushed;
-    if (vram_life_enter(ctx, &pushed) != CUDA_SUCCESS)
+    CUcontext before;
+    if (vram_life_enter(ctx, &before) != CUDA_SUCCESS)
         return -1;
     if (!vram_driver()->cuCtxGetDevice || VRAM_DRV(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
         device = -1;
-    vram_life_leave(pushed);
+    vram_life_leave(ctx, before);
     return device;
 }
 

@@ -71,8 +71,8 @@ void vram_life_unpin(struct vram_life *life); /* with or without HEAP */
 
 /* Makes `ctx` current around a call of ours; does nothing if it is already. Returns the driver's result; vram_life_leave
  * only after success. No lock held. */
-CUresult vram_life_enter(CUcontext ctx, bool *ret_pushed);
-void vram_life_leave(bool pushed);
+CUresult vram_life_enter(CUcontext ctx, CUcontext *ret_before);
+void vram_life_leave(CUcontext ctx, CUcontext before);
 
 /* Waits for all work of the life's context and of the contexts with peer access to it. Pinned; no lock held. */
 CUresult vram_life_synchronise(struct vram_life *life);

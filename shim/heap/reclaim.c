@@ -58,12 +58,12 @@ static void put_back(struct vram_block *b)
 /* The driver's free, in the block's own context (law 22). */
 static CUresult free_in_its_context(const struct vram_block *b)
 {
-    bool pushed;
-    CUresult r = vram_life_enter(b->life->ctx, &pushed);
+    CUcontext before;
+    CUresult r = vram_life_enter(b->life->ctx, &before);
     if (r != CUDA_SUCCESS)
         return r;
     r = VRAM_DRV(cuMemFree_v2)(b->addr);
-    vram_life_leave(pushed);
+    vram_life_leave(b->life->ctx, before);
     return r;
 }
 

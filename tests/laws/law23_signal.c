@@ -490,6 +490,73 @@ LAW_CASE_SIM_ONCE(errno_is_the_handlers)
     CHECK_EQ(errno, 77);
 }
 
+/* The program never had the driver in mind when it chose what to do with the signal: chosen, changed and asked for before
+ * the first allocation, then after it, by every function. */
+LAW_CASE_SIM_ONCE(chosen_before_and_after_the_driver_is_used)
+{
+    for (int i = 0; i < SIGNAL_FUNCTIONS; i++) {
+        signal_function install = by_name(signal_functions[i]);
+        struct sigaction act;
+        if (!install)
+            continue;
+        bool once = strstr(signal_functions[i], "sysv") != NULL;
+        signal(SIGUSR1, SIG_DFL);
+        CHECK(install(SIGUSR1, SIG_IGN) == SIG_DFL);
+        raise(SIGUSR1);
+        CHECK(install(SIGUSR1, count) == SIG_IGN);
+        calls = 0;
+        raise(SIGUSR1);
+        CHECK_EQ(calls, 1);
+        CHECK(sigaction(SIGUSR1, NULL, &act) == 0);
+        CHECK(act.sa_handler == (once ? SIG_DFL : count));
+        CHECK(install(SIGUSR1, count) == act.sa_handler);
+        arm();
+        CHECK(sigaction(SIGUSR1, NULL, &act) == 0);
+        CHECK(act.sa_handler == count);
+        raise(SIGUSR1);
+        CHECK_EQ(calls, 2);
+        expect_flush();
+        CHECK(install(SIGUSR1, SIG_IGN) == (once ? SIG_DFL : count));
+        arm();
+        raise(SIGUSR1);
+        expect_no_flush();
+        CHECK_EQ(calls, 2);
+    }
+}
+
+/* sigwait and sigtimedwait, on a thread of its own, with the signal blocked everywhere: the classic of servers. */
+static void *wait_for_three(void *set)
+{
+    int sig;
+    for (int i = 0; i < 3; i++) {
+        CHECK(sigwait(set, &sig) == 0);
+        CHECK_EQ(sig, SIGUSR1);
+        calls++;
+    }
+    return NULL;
+}
+
+LAW_CASE_SIM_ONCE(taken_by_a_thread_that_waits)
+{
+    sigset_t only;
+    pthread_t thread;
+    sigemptyset(&only);
+    sigaddset(&only, SIGUSR1);
+    CHECK(pthread_sigmask(SIG_BLOCK, &only, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, wait_for_three, &only) == 0);
+    kill(getpid(), SIGUSR1); /* before CUDA */
+    WAIT_UNTIL(calls == 1);
+    arm();
+    for (int i = 2; i <= 3; i++) {
+        kill(getpid(), SIGUSR1);
+        WAIT_UNTIL(calls == i);
+    }
+    pthread_join(thread, NULL);
+    expect_no_flush();
+    CHECK_EQ(sigtimedwait(&only, NULL, &(struct timespec){0, 0}), -1);
+    CHECK_EQ(errno, EAGAIN);
+}
+
 /* A program that takes the signal by waiting for it gets it. */
 LAW_CASE_SIM_ONCE(taken_by_waiting)
 {
@@ -587,6 +654,105 @@ LAW_CASE_SIM_ONCE(a_storm)
     CHECK_EQ(SIM(sim_refused_frees)(), 0);
 }
 
+/* Ten thousand signals from all sides, and then the last one: what was freed before it goes back. */
+enum { STORM = 10000, SENDERS = 2 };
+static atomic_int sent;
+static void *send_many(void *unused)
+{
+    while (sent++ < STORM)
+        kill(getpid(), SIGUSR1);
+    return unused;
+}
+
+LAW_CASE_SIM_ONCE(nothing_is_lost_after_a_storm)
+{
+    arm();
+    signal(SIGUSR1, count);
+    for (int round = 0; round < 5; round++) {
+        pthread_t senders[SENDERS];
+        CUdeviceptr p[6];
+        sent = round ? STORM - 1000 : 0;
+        for (int i = 0; i < SENDERS; i++)
+            CHECK(pthread_create(&senders[i], NULL, send_many, NULL) == 0);
+        while (sent < STORM)
+            for (int i = 0; i < 6; i++)
+                p[i] = cached_block((size_t)(2 + i) * MIB);
+        for (int i = 0; i < 6; i++)
+            p[i] = cached_block((size_t)(2 + i) * MIB);
+        for (int i = 0; i < SENDERS; i++)
+            pthread_join(senders[i], NULL);
+        for (int i = 0; i < 6; i++)
+            p[i] = cached_block((size_t)(2 + i) * MIB);
+        int seen = calls;
+        raise(SIGUSR1);
+        CHECK_EQ(calls, seen + 1);
+        for (int i = 0; i < 6; i++)
+            WAIT_UNTIL(!SIM(sim_is_allocated)(p[i]));
+    }
+    CHECK(calls > 5);
+    CHECK_EQ(SIM(sim_refused_frees)(), 0);
+    CHECK_EQ(SIM(sim_hazards)(), 0);
+}
+
+/* One that arrives while a flush is ending is another flush. This program has its own poll, as programs may: what the shim
+ * says at the end of a flush comes through there. */
+static atomic_bool hold, held;
+
+int poll(struct pollfd *fds, nfds_t n, int timeout_ms)
+{
+    const struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    Dl_info info;
+    if (hold && dladdr(__builtin_return_address(0), &info) && strstr(info.dli_fname, "libvramshim")) {
+        held = true;
+        WAIT_UNTIL(!hold);
+    }
+    return (int)syscall(SYS_ppoll, fds, n, timeout_ms < 0 ? NULL : &timeout, NULL, (size_t)0);
+}
+
+LAW_CASE_SIM_ONCE(one_more_at_the_end_of_a_flush)
+{
+    if (!under_shim())
+        return;
+    arm();
+    for (int round = 0; round < 3; round++) {
+        hold = true;
+        held = false;
+        raise(SIGUSR1);
+        WAIT_UNTIL(held);
+        CUdeviceptr p = cached_block(5 * MIB);
+        CHECK(SIM(sim_is_allocated)(p));
+        raise(SIGUSR1);
+        hold = false;
+        WAIT_UNTIL(!SIM(sim_is_allocated)(p));
+    }
+}
+
+/* The same from another process, which knows nothing of what we do. */
+LAW_CASE_SIM_ONCE(a_storm_from_outside)
+{
+    CUdeviceptr p;
+    int status;
+    arm();
+    signal(SIGUSR1, count);
+    pid_t target = getpid(), pid = fork();
+    if (pid == 0) {
+        for (int i = 0; i < STORM; i++)
+            kill(target, SIGUSR1);
+        _exit(0);
+    }
+    for (;;) {
+        pid_t ended = waitpid(pid, &status, WNOHANG);
+        p = cached_block(4 * MIB);
+        if (ended == pid)
+            break;
+        CHECK(ended == 0 || errno == EINTR);
+    }
+    CHECK_EQ(status, 0);
+    CHECK(calls > 0);
+    kill(getpid(), SIGUSR1);
+    WAIT_UNTIL(!SIM(sim_is_allocated)(p));
+}
+
 /* Every descriptor is closed, as daemons and subprocess do, and the numbers are used again for data. */
 LAW_CASE_SIM_ONCE(closed_descriptors)
 {
@@ -607,6 +773,13 @@ LAW_CASE_SIM_ONCE(closed_descriptors)
     }
     for (int i = 0; i < FILES; i++)
         CHECK_EQ(lseek(files[i], 0, SEEK_END), 0);
+    /* And all of them at once, as newer programs do; the shim goes on. */
+    CHECK(syscall(SYS_close_range, 3, ~0u, 0) == 0 || errno == ENOSYS);
+    arm();
+    if (under_shim()) {
+        raise(SIGUSR1);
+        expect_flush();
+    }
 }
 
 /* Another signal, or none: then SIGUSR1 is the program's alone. */
@@ -699,6 +872,68 @@ LAW_CASE_SIM_ONCE(handlers_of_python)
     if (shell("command -v python3", out, sizeof(out)) != 0)
         law_skip("no python3");
     setenv("LAW23_PYTHON", python, 1);
+    CHECK_EQ(shell("exec python3 -c \"$LAW23_PYTHON\"", out, sizeof(out)), 0);
+    CHECK(strcmp(out, "python is content\n") == 0);
+}
+
+/* Python again, with everything chosen before the driver is loaded; then every descriptor closed, and the numbers used
+ * again. */
+static const char python_first[] =
+    "import ctypes, os, signal, sys, tempfile, threading, time\n"
+    "ran = []\n"
+    "def handler(s, f):\n"
+    "    ran.append(s)\n"
+    "assert signal.signal(signal.SIGUSR1, handler) == signal.SIG_DFL\n"
+    "r, w = os.pipe()\n"
+    "os.set_blocking(w, False)\n"
+    "signal.set_wakeup_fd(w)\n"
+    "signal.siginterrupt(signal.SIGUSR1, False)\n"
+    "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    "while not ran:\n"
+    "    time.sleep(0.001)\n"
+    "assert os.read(r, 9) == bytes([signal.SIGUSR1])\n"
+    "cuda = ctypes.CDLL('libcuda.so.1')\n"
+    "calls = cuda.sim_calls\n"
+    "calls.restype = ctypes.c_ulong\n"
+    "shim = 'libvramshim' in open('/proc/self/maps').read()\n"
+    "assert cuda.cuInit(0) == 0\n"
+    "ctx = ctypes.c_void_p()\n"
+    "assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctx), 0) == 0\n"
+    "assert cuda.cuCtxSetCurrent(ctx) == 0\n"
+    "def signalled(send):\n"
+    "    p = ctypes.c_uint64()\n"
+    "    assert cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(4 << 20)) == 0\n"
+    "    assert cuda.cuMemFree_v2(p) == 0\n"
+    "    before = calls(b'cuMemFree_v2')\n"
+    "    del ran[:]\n"
+    "    send()\n"
+    "    while not ran or (shim and calls(b'cuMemFree_v2') != before + 1):\n"
+    "        time.sleep(0.001)\n"
+    "    assert ran == [signal.SIGUSR1]\n"
+    "assert signal.getsignal(signal.SIGUSR1) is handler\n"
+    "signalled(lambda: os.kill(os.getpid(), signal.SIGUSR1))\n"
+    "assert os.read(r, 9) == bytes([signal.SIGUSR1])\n"
+    "signalled(lambda: signal.raise_signal(signal.SIGUSR1))\n"
+    "signalled(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+    "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    "assert signal.sigpending() == {signal.SIGUSR1}\n"
+    "assert signal.sigwait([signal.SIGUSR1]) == signal.SIGUSR1\n"
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+    "signal.set_wakeup_fd(-1)\n"
+    "os.closerange(3, 65536)\n"
+    "files = [tempfile.TemporaryFile() for _ in range(20)]\n"
+    "signalled(lambda: os.kill(os.getpid(), signal.SIGUSR1))\n"
+    "assert signal.signal(signal.SIGUSR1, signal.SIG_IGN) is handler\n"
+    "assert all(os.fstat(f.fileno()).st_size == 0 for f in files)\n"
+    "print('python is content')\n";
+
+LAW_CASE_SIM_ONCE(chosen_by_python_before_the_driver_is_loaded)
+{
+    char out[4096];
+    if (shell("command -v python3", out, sizeof(out)) != 0)
+        law_skip("no python3");
+    setenv("LAW23_PYTHON", python_first, 1);
     CHECK_EQ(shell("exec python3 -c \"$LAW23_PYTHON\"", out, sizeof(out)), 0);
     CHECK(strcmp(out, "python is content\n") == 0);
 }

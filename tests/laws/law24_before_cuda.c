@@ -76,6 +76,63 @@ LAW_CASE_ONCE(handled_or_ignored)
     CHECK_EQ(strlen(text), 0);
 }
 
+/* It waits for the signal instead of handling it: it gets it, and nothing is said. */
+LAW_CHILD(waits_for_it)
+{
+    sigset_t only;
+    int sig = 0;
+    sigemptyset(&only);
+    sigaddset(&only, SIGUSR1);
+    CHECK(sigprocmask(SIG_BLOCK, &only, NULL) == 0);
+    kill(getpid(), SIGUSR1);
+    CHECK(sigwait(&only, &sig) == 0);
+    CHECK_EQ(sig, SIGUSR1);
+}
+
+LAW_CASE_ONCE(waited_for)
+{
+    char text[8192];
+    CHECK_EQ(law_run_child("waits_for_it", NULL, text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
+}
+
+/* Pending when the program was started: delivered once it is let in. */
+LAW_CHILD(lets_it_in)
+{
+    sigset_t only, pending;
+    sigemptyset(&only);
+    sigaddset(&only, SIGUSR1);
+    CHECK(sigpending(&pending) == 0 && sigismember(&pending, SIGUSR1));
+    CHECK(sigprocmask(SIG_UNBLOCK, &only, NULL) == 0);
+}
+
+LAW_CHILD(starts_with_it_pending)
+{
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGUSR1);
+    CHECK(sigprocmask(SIG_BLOCK, &only, NULL) == 0);
+    raise(SIGUSR1);
+    execl("/proc/self/exe", "law", "--case", "lets_it_in", "--route", "dlsym", (char *)NULL);
+}
+
+LAW_CASE_ONCE(pending_from_before_exec) { expect_survival("starts_with_it_pending", NULL, 1); }
+
+/* Python, which leaves it at its default. */
+LAW_CASE_ONCE(python)
+{
+    char out[4096];
+    if (shell("command -v python3", out, sizeof(out)) != 0)
+        law_skip("no python3");
+    int status = shell("exec python3 -c 'import os, signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL, "
+                       "flush=True); os.kill(os.getpid(), signal.SIGUSR1); print(\"alive\")' 2>&1",
+                       out, sizeof(out));
+    CHECK(strncmp(out, "True\n", 5) == 0);
+    CHECK_EQ(status, under_shim() ? 0 : 128 + SIGUSR1);
+    CHECK_EQ(count_of(out, line), under_shim());
+    CHECK_EQ(count_of(out, "alive\n"), under_shim());
+}
+
 /* A program that knows no CUDA at all. */
 LAW_CASE_ONCE(a_shell)
 {

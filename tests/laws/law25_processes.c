@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <spawn.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include "law.h"
@@ -34,6 +35,28 @@ static int status_of(pid_t pid)
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     return status;
+}
+
+/* As status_of, but for a child that may never end: such a one is killed, and its status says so. */
+static int status_of_one_that_may_hang(pid_t pid)
+{
+    int status = -1;
+    CHECK(pid > 0);
+    for (int i = 0; i < 10000; i++, nap())
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return status;
+    kill(pid, SIGKILL);
+    return status_of(pid);
+}
+
+static bool sleeps(pid_t tid)
+{
+    char path[64], stat[512];
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+    if (slurp(path, stat, sizeof(stat)) <= 0)
+        return false;
+    const char *end = strrchr(stat, ')');
+    return end && end[1] == ' ' && end[2] == 'S';
 }
 
 /* The signal still does what it did before the child was made: the program's handler runs, and memory goes back. */
@@ -212,24 +235,15 @@ static void *busy(void *unused)
     return NULL;
 }
 
-/* Hardly ever outside the lock of the dispositions: nearly each fork meets it. */
-static void *asks_without_end(void *unused)
-{
-    struct sigaction act;
-    while (!stop)
-        sigaction(SIGUSR1, NULL, &act);
-    return unused;
-}
-
 LAW_CASE_SIM_ONCE(forks_beside_working_threads)
 {
-    enum { N = 4 };
+    enum { N = 3 };
     pthread_t threads[N];
     alarm(30);
     context = law_context();
     signal(SIGUSR1, count);
     for (int i = 0; i < N; i++)
-        CHECK(pthread_create(&threads[i], NULL, i ? busy : asks_without_end, NULL) == 0);
+        CHECK(pthread_create(&threads[i], NULL, busy, NULL) == 0);
     for (int i = 0; i < 100; i++) {
         pid_t pid = fork();
         if (pid == 0) {
@@ -245,6 +259,250 @@ LAW_CASE_SIM_ONCE(forks_beside_working_threads)
     for (int i = 0; i < N; i++)
         pthread_join(threads[i], NULL);
     expect_signal_works();
+}
+
+/*
+ * Forks while another thread is inside the shim with a lock, for certain: this program has its own mmap, as programs may,
+ * and the shim asks for memory for its records with locks held. The thread stays in there until the fork waits for it or
+ * is over. The child then uses what those locks guard.
+ */
+static unsigned hold_at; /* the how many-th of the shim's mmaps; 0: never */
+static unsigned interrupt_at; /* the same, for a signal there */
+static atomic_bool holding, about_to_fork, forked;
+static pid_t forking;
+
+void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    Dl_info info;
+    if ((hold_at || interrupt_at) && dladdr(__builtin_return_address(0), &info) &&
+        strstr(info.dli_fname, "libvramshim")) {
+        if (hold_at && --hold_at == 0) {
+            holding = true;
+            WAIT_UNTIL(about_to_fork);
+            WAIT_UNTIL(forked || sleeps(forking));
+        }
+        if (interrupt_at && --interrupt_at == 0)
+            raise(SIGUSR2);
+    }
+    return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
+}
+
+static atomic_bool has_filled;
+static void *fill_the_records(void *unused)
+{
+    CUdeviceptr p;
+    OK(cu.cuCtxSetCurrent(context));
+    for (int i = 0; i < 6000; i++)
+        OK(cu.cuMemAlloc_v2(&p, 512));
+    has_filled = true;
+    return unused;
+}
+
+LAW_CHILD(forks_beside_a_holder)
+{
+    pthread_t thread;
+    CUdeviceptr p = 0;
+    context = law_context();
+    forking = (pid_t)syscall(SYS_gettid);
+    hold_at = (unsigned)atoi(getenv("LAW25_HOLD_AT"));
+    CHECK(pthread_create(&thread, NULL, fill_the_records, NULL) == 0);
+    WAIT_UNTIL(holding || has_filled);
+    if (!holding)
+        _exit(under_shim() ? 12 : 0); /* it asks less often than that */
+    about_to_fork = true;
+    pid_t pid = fork();
+    forked = true;
+    if (pid == 0) {
+        signal(SIGUSR1, SIG_IGN);
+        CHECK_EQ(cu.cuMemFree_v2(0x1000), CUDA_ERROR_NOT_INITIALIZED);
+        CHECK_EQ(cu.cuMemAlloc_v2(&p, 4 * MIB), CUDA_ERROR_NOT_INITIALIZED);
+        exit(0);
+    }
+    int status = status_of_one_that_may_hang(pid);
+    pthread_join(thread, NULL);
+    CHECK_EQ(status, 0);
+}
+
+LAW_CASE_SIM_ONCE(forks_beside_a_thread_with_a_lock)
+{
+    static char text[65536];
+    unsigned held = 0;
+    for (bool more = true; more; held++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "LAW25_HOLD_AT=%u", held + 1);
+        int status = law_run_child("forks_beside_a_holder", ENV(variable), text, sizeof(text));
+        more = under_shim() && WIFEXITED(status) && WEXITSTATUS(status) != 12;
+        CHECK(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || !more));
+        CHECK(count_of(text, "LEAK SUMMARY") == under_shim());
+    }
+    CHECK(!under_shim() || held > 3);
+}
+
+/* Forks while a thread of the program is inside the driver, or the shim's own, in the middle of a flush. */
+static void hold_inside(const char *entry, void *unused)
+{
+    (void)entry;
+    (void)unused;
+    if (atomic_exchange(&holding, true))
+        return;
+    WAIT_UNTIL(forked);
+}
+
+static void *allocate_once(void *unused)
+{
+    CUdeviceptr p;
+    OK(cu.cuCtxSetCurrent(context));
+    OK(cu.cuMemAlloc_v2(&p, MIB));
+    return unused;
+}
+
+static void fork_and_look(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        CUdeviceptr p = 0;
+        signal(SIGUSR1, count);
+        raise(SIGUSR1);
+        CHECK_EQ(calls, 1);
+        CHECK_EQ(cu.cuMemAlloc_v2(&p, 4 * MIB), CUDA_ERROR_NOT_INITIALIZED);
+        CHECK_EQ(cu.cuMemFree_v2(0x1000), CUDA_ERROR_NOT_INITIALIZED);
+        exit(0);
+    }
+    forked = true;
+    CHECK_EQ(status_of_one_that_may_hang(pid), 0);
+}
+
+LAW_CHILD(forks_inside_an_allocation)
+{
+    pthread_t thread;
+    context = law_context();
+    signal(SIGUSR1, count);
+    allocate(MIB);
+    CHECK(SIM(sim_on_call)("cuMemAlloc_v2", hold_inside, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, allocate_once, NULL) == 0);
+    WAIT_UNTIL(holding);
+    fork_and_look();
+    pthread_join(thread, NULL);
+    calls = 0;
+    expect_signal_works();
+}
+
+LAW_CHILD(forks_inside_a_flush)
+{
+    CUdeviceptr p[8];
+    law_context();
+    signal(SIGUSR1, count);
+    for (int i = 0; i < 8; i++)
+        p[i] = allocate(2 * MIB);
+    for (int i = 0; i < 8; i++)
+        OK(cu.cuMemFree_v2(p[i]));
+    if (under_shim()) {
+        CHECK(SIM(sim_on_call)("cuMemFree_v2", hold_inside, NULL) == 0);
+        raise(SIGUSR1);
+        calls = 0;
+        WAIT_UNTIL(holding);
+    }
+    fork_and_look();
+    for (int i = 0; i < 8; i++)
+        WAIT_UNTIL(!under_shim() || !SIM(sim_is_allocated)(p[i])); /* the flush went on */
+    calls = 0;
+    expect_signal_works();
+    allocate(MIB);
+}
+
+/* And while a graph is being captured, with a flush that waits for its end. */
+LAW_CHILD(forks_inside_a_capture)
+{
+    CUstream stream;
+    CUgraph graph = NULL;
+    law_context();
+    signal(SIGUSR1, count);
+    CUdeviceptr kept = cached_block(2 * MIB);
+    OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    raise(SIGUSR1);
+    calls = 0;
+    fork_and_look();
+    CHECK(!under_shim() || SIM(sim_is_allocated)(kept));
+    OK(cu.cuStreamEndCapture(stream, &graph));
+    CHECK(graph);
+    OK(cu.cuGraphDestroy(graph));
+    WAIT_UNTIL(!SIM(sim_is_allocated)(kept));
+    calls = 0;
+    expect_signal_works();
+    allocate(MIB);
+}
+
+LAW_CASE_SIM_ONCE(forks_while_a_thread_is_inside_the_driver) { expect_one_report("forks_inside_an_allocation", 2); }
+LAW_CASE_SIM_ONCE(forks_while_memory_is_given_back) { expect_one_report("forks_inside_a_flush", 1); }
+LAW_CASE_SIM_ONCE(forks_while_a_graph_is_captured) { expect_one_report("forks_inside_a_capture", 1); }
+
+/* A signal handler forks, at the worst moments: inside the shim, which holds its locks. The child leaves, or becomes another
+ * program. */
+static unsigned forks_made;
+static void fork_here(int sig)
+{
+    int saved = errno, status = -1;
+    (void)sig;
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (forks_made % 2)
+            execlp("true", "true", (char *)NULL);
+        _exit(0);
+    }
+    status = status_of_one_that_may_hang(pid);
+    if (status != 0)
+        _exit(9);
+    forks_made++;
+    errno = saved;
+}
+
+LAW_CHILD(forks_in_a_handler)
+{
+    CUdeviceptr p;
+    law_context();
+    allocate(MIB);
+    signal(SIGUSR2, fork_here);
+    for (unsigned i = 1; i < 6; i++) {
+        interrupt_at = i;
+        for (int n = 0; n < 3000 && interrupt_at; n++)
+            OK(cu.cuMemAlloc_v2(&p, 512));
+        CHECK(interrupt_at == 0 || i > 2 || !under_shim());
+    }
+    CHECK(forks_made > 0 || !under_shim());
+    signal(SIGUSR1, count);
+    expect_signal_works();
+}
+
+LAW_CASE_SIM_ONCE(forked_by_a_signal_handler)
+{
+    char text[65536];
+    CHECK_EQ(law_run_child("forks_in_a_handler", NULL, text, sizeof(text)), 0);
+    CHECK_EQ(count_of(text, "LEAK SUMMARY"), under_shim());
+}
+
+/* The program becomes another one while its threads allocate and free: natively as under the shim, no report is left. */
+LAW_CHILD(execs_beside_working_threads)
+{
+    pthread_t thread;
+    context = law_context();
+    allocate(MIB);
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&thread, NULL, busy, NULL) == 0);
+    nap();
+    if (under_shim())
+        raise(SIGUSR1);
+    execlp("sh", "sh", "-c", "exit 7", (char *)NULL);
+}
+
+LAW_CASE_SIM_ONCE(becomes_another_beside_working_threads)
+{
+    char text[8192];
+    for (int i = 0; i < 5; i++) {
+        int status = law_run_child("execs_beside_working_threads", NULL, text, sizeof(text));
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        CHECK_EQ(count_of(text, "LEAK SUMMARY"), 0);
+    }
 }
 
 /* A vfork child shares our memory. What it does to the signal, and how it leaves, must not reach the parent. */

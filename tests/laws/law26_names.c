@@ -152,6 +152,79 @@ LAW_CHILD(becomes_another)
 
 LAW_CASE_SIM_ONCE(after_exec) { expect_file("becomes_another", "report.%p", "report.%p"); }
 
+/* A daemon: it forks twice, leaves its directory and closes every descriptor, and is the one that uses CUDA. */
+LAW_CHILD(becomes_a_daemon)
+{
+    int done[2];
+    char c;
+    CHECK(pipe(done) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        CHECK(setsid() > 0);
+        if (fork() != 0)
+            _exit(0);
+        CHECK(chdir("/") == 0);
+        for (int fd = 0; fd < 1024; fd++)
+            if (fd != done[1])
+                close(fd);
+        leak(MIB);
+        exit(0); /* the report is written before the pipe closes */
+    }
+    close(done[1]);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(read(done[0], &c, 1), 0);
+}
+
+LAW_CASE_SIM_ONCE(of_a_daemon)
+{
+    char text[4096], out[8192];
+    in_a_new_directory();
+    CHECK_EQ(law_run_child("becomes_a_daemon", ENV("VRAMSHIM_REPORT=report"), text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
+    CHECK_EQ(count_of(list("*"), "\n"), under_shim());
+    if (under_shim()) {
+        CHECK_EQ(shell("cat report.*", out, sizeof(out)), 0);
+        CHECK_EQ(count_of(out, "1.0 MiB in 1 block never freed"), 1);
+    }
+    CHECK(chdir("/") == 0);
+    remove_directory();
+}
+
+/* Threads, vfork children and failed execs of one process: one file, one report. */
+LAW_CHILD(starts_others)
+{
+    char out[64];
+    leak(MIB);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(shell("exit 3", out, sizeof(out)), 3);
+        CHECK_EQ(system("/nowhere/to/be/found 2>/dev/null") >> 8, 127);
+        pid_t pid = vfork();
+        if (pid == 0) {
+            execl("/nowhere/to/be/found", "nothing", (char *)NULL);
+            _exit(4);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK_EQ(WEXITSTATUS(status), 4);
+    }
+}
+
+LAW_CASE_SIM_ONCE(one_file_for_one_process)
+{
+    char text[4096], out[8192];
+    in_a_new_directory();
+    CHECK_EQ(law_run_child("starts_others", ENV("VRAMSHIM_REPORT=report"), text, sizeof(text)), 0);
+    CHECK_EQ(count_of(list("*"), "\n"), under_shim());
+    if (under_shim()) {
+        CHECK_EQ(shell("cat report.*", out, sizeof(out)), 0);
+        CHECK_EQ(count_of(out, "LEAK SUMMARY"), 1);
+    }
+    CHECK(chdir("/") == 0);
+    remove_directory();
+}
+
 /* The pid in the text is the one in the name. */
 LAW_CASE_SIM_ONCE(the_report_says_who_it_is_of)
 {

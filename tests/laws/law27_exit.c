@@ -355,3 +355,225 @@ LAW_CASE_SIM_ONCE(left_while_memory_is_given_back)
     for (int i = 0; i < 4; i++)
         by_every_way("flushes_and_leaves", "nothing leaked", EVERY_WAY);
 }
+
+/* Killed, from inside and from outside, idle and in the middle of everything: natively so, and nothing is written. */
+static int way_to_be_killed(void) { return atoi(getenv("LAW27_SIGNAL")); }
+
+LAW_CHILD(is_killed)
+{
+    pthread_t thread;
+    context = law_context();
+    allocate(MIB);
+    cached_block(4 * MIB);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&thread, NULL, pairs, NULL) == 0);
+    nap();
+    kill(getpid(), way_to_be_killed());
+    for (;;)
+        pause();
+}
+
+LAW_CASE_SIM_ONCE(killed)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGKILL, SIGALRM, SIGUSR2};
+    for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "LAW27_SIGNAL=%d", signals[i]);
+        int status = law_run_child("is_killed", ENV(variable), text, sizeof(text));
+        CHECK(WIFSIGNALED(status));
+        CHECK_EQ(WTERMSIG(status), signals[i]);
+        CHECK_EQ(strlen(text), 0);
+    }
+}
+
+/* A handler that ends the program, as servers have: its status, and a report. */
+static void end_the_program(int sig) { exit(sig); }
+static void end_the_program_now(int sig) { _exit(sig); }
+
+LAW_CHILD(handles_its_end)
+{
+    law_context();
+    allocate(3 * MIB);
+    cached_block(4 * MIB);
+    signal(SIGTERM, way_to_be_killed() == SIGTERM ? end_the_program : end_the_program_now);
+    raise(SIGTERM);
+}
+
+LAW_CASE_SIM_ONCE(ended_by_its_own_handler)
+{
+    for (int now = 0; now < 2; now++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "LAW27_SIGNAL=%d", now ? SIGINT : SIGTERM);
+        int status = law_run_child("handles_its_end", ENV(variable), text, sizeof(text));
+        CHECK(WIFEXITED(status));
+        CHECK_EQ(WEXITSTATUS(status), SIGTERM);
+        if (under_shim())
+            CHECK_EQ(count_of(text, "3.0 MiB in 1 block never freed"), 1);
+    }
+}
+
+/* Left while another thread is for certain inside the driver, and stays there: an allocation, and a flush of ours. */
+static atomic_bool inside;
+static void stay(const char *entry, void *unused)
+{
+    (void)entry;
+    (void)unused;
+    if (atomic_exchange(&inside, true))
+        return;
+    for (;;)
+        pause();
+}
+
+static void *allocate_for_ever(void *unused)
+{
+    OK(cu.cuCtxSetCurrent(context));
+    allocate(9 * MIB);
+    return unused;
+}
+
+LAW_CHILD(leaves_beside_an_allocation)
+{
+    pthread_t thread;
+    context = law_context();
+    allocate(3 * MIB);
+    CHECK(SIM(sim_on_call)("cuMemAlloc_v2", stay, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, allocate_for_ever, NULL) == 0);
+    WAIT_UNTIL(inside);
+    leave(way_from_environment());
+}
+
+LAW_CHILD(leaves_beside_a_flush)
+{
+    law_context();
+    allocate(3 * MIB);
+    cached_block(4 * MIB);
+    if (under_shim()) {
+        CHECK(SIM(sim_on_call)("cuMemFree_v2", stay, NULL) == 0);
+        raise(SIGUSR1);
+        WAIT_UNTIL(inside);
+    }
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM_ONCE(left_beside_a_call_that_never_returns)
+{
+    by_every_way("leaves_beside_an_allocation", "3.0 MiB in 1 block never freed", EVERY_WAY);
+    by_every_way("leaves_beside_a_flush", "3.0 MiB in 1 block never freed", EVERY_WAY);
+}
+
+/* The main thread ends, the others go on, and one of them ends the program. */
+static void *leave_when_alone(void *main_thread)
+{
+    pthread_join(*(pthread_t *)main_thread, NULL);
+    OK(cu.cuCtxSetCurrent(context));
+    cached_block(4 * MIB);
+    leave(way_from_environment());
+    return NULL;
+}
+
+LAW_CHILD(main_ends_first)
+{
+    static pthread_t self, thread;
+    self = pthread_self();
+    context = law_context();
+    allocate(3 * MIB);
+    CHECK(pthread_create(&thread, NULL, leave_when_alone, &self) == 0);
+    pthread_exit(NULL);
+}
+
+LAW_CASE_SIM_ONCE(left_after_the_main_thread)
+{
+    by_every_way("main_ends_first", "3.0 MiB in 1 block never freed", EVERY_WAY & ~16);
+}
+
+/* The program lets go of the driver before it ends, as often as it likes. */
+LAW_CHILD(closes_the_driver)
+{
+    void *handles[3];
+    for (int i = 0; i < 3; i++)
+        CHECK((handles[i] = dlopen("libcuda.so.1", RTLD_NOW)) != NULL);
+    law_context();
+    allocate(3 * MIB);
+    cached_block(4 * MIB);
+    for (int i = 0; i < 3; i++)
+        CHECK(dlclose(handles[i]) == 0);
+    cached_block(4 * MIB);
+    if (under_shim())
+        raise(SIGUSR1);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM(left_after_closing_the_driver)
+{
+    by_every_way("closes_the_driver", "3.0 MiB in 1 block never freed", EVERY_WAY);
+}
+
+/* A program that is not linked to the driver: it loads it, uses it, and lets go of it for good. */
+static const char loads_and_closes[] =
+    "import _ctypes, ctypes, sys\n"
+    "cuda = ctypes.CDLL('libcuda.so.1')\n"
+    "assert cuda.cuInit(0) == 0\n"
+    "ctx, p = ctypes.c_void_p(), ctypes.c_uint64()\n"
+    "assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctx), 0) == 0\n"
+    "assert cuda.cuCtxSetCurrent(ctx) == 0\n"
+    "for i in range(2):\n"
+    "    assert cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(3 << 20)) == 0\n"
+    "    assert i or cuda.cuMemFree_v2(p) == 0\n"
+    "_ctypes.dlclose(cuda._handle)\n"
+    "again = ctypes.CDLL('libcuda.so.1')\n"
+    "assert again.cuCtxSynchronize() == 0\n"
+    "_ctypes.dlclose(again._handle)\n"
+    "sys.exit(6)\n";
+
+LAW_CASE_SIM_ONCE(loaded_and_closed_by_python)
+{
+    if (shell("command -v python3", text, sizeof(text)) != 0)
+        law_skip("no python3");
+    setenv("LAW27_PYTHON", loads_and_closes, 1);
+    CHECK_EQ(shell("exec python3 -c \"$LAW27_PYTHON\" 2>&1", text, sizeof(text)), 6);
+    CHECK_EQ(count_of(text, "3.0 MiB in 1 block never freed"), under_shim());
+}
+
+/* Standard error is closed, as daemons do, and its number becomes a data file: nothing of ours is in it. */
+LAW_CHILD(reuses_descriptor_2)
+{
+    law_context();
+    allocate(3 * MIB);
+    close(STDERR_FILENO);
+    CHECK_EQ(open(getenv("LAW27_DATA"), O_RDWR | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+    CHECK(write(STDERR_FILENO, "data", 4) == 4);
+    cached_block(4 * MIB);
+    if (under_shim())
+        raise(SIGUSR1);
+    leave(way_from_environment());
+}
+
+LAW_CASE_SIM_ONCE(nothing_in_a_data_file)
+{
+    char path[] = "/tmp/law27.XXXXXX", data[80], variable[32], content[64];
+    int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    close(fd);
+    snprintf(data, sizeof(data), "LAW27_DATA=%s", path);
+    for (int way = 0; way < WAYS; way++) {
+        snprintf(variable, sizeof(variable), "LAW27_WAY=%d", way);
+        int status = law_run_child("reuses_descriptor_2", ENV(data, variable), text, sizeof(text));
+        CHECK(WIFEXITED(status));
+        CHECK_EQ(WEXITSTATUS(status), way == 4 ? 0 : way + 10);
+        CHECK_EQ(slurp(path, content, sizeof(content)), 4);
+    }
+    unlink(path);
+}
+
+/* Nobody reads what we say any more: the exit status is the program's. */
+LAW_CASE_SIM_ONCE(piped_into_head)
+{
+    for (int way = 0; way < 4; way++) {
+        char command[512];
+        snprintf(command, sizeof(command),
+                 "bash -c 'LAW27_WAY=%d /proc/%d/exe --case leaks --route dlsym 2>&1 | head -n 1 >/dev/null; "
+                 "exit ${PIPESTATUS[0]}'",
+                 way, (int)getpid());
+        CHECK_EQ(shell(command, text, sizeof(text)), way + 10);
+    }
+}
