@@ -23,6 +23,8 @@ struct vram_account {
     uint64_t held_bytes, held_blocks, peak_held_bytes;
     uint64_t cached_bytes, cached_blocks, peak_cached_bytes;
     uint64_t cached_pages;  /* pages of 2 MiB that natively would be free */
+    uint64_t returning_blocks, returning_pages; /* have left the cache for the driver, which may not have them yet */
+    uint64_t returned;                          /* that arrived there, or were refused */
     uint64_t wasted_bytes;  /* footprint of live blocks beyond what fresh ones would take */
     uint64_t peak_wasted_bytes;
     uint64_t allocs, hits, driver_allocs;

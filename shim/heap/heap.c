@@ -191,6 +191,7 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
     struct vram_site site = site_here(caller);
     if (serving() && !vram_life_failed() && take_cached(ctx, q, site))
         return CUDA_SUCCESS;
+    struct vram_ladder ladder = vram_ladder(q->size);
     CUresult r = ask_driver(q);
     /* In a capture that allows allocations nothing can be given back, but a kept block needs no call of ours. */
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_options->cache && vram_capture_active() &&
@@ -201,7 +202,6 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
         vram_fence_settle_device(VRAM_EVERY_DEVICE);
         if (take_cached(ctx, q, site))
             return CUDA_SUCCESS;
-        struct vram_ladder ladder = {.size = q->size};
         while (r == CUDA_ERROR_OUT_OF_MEMORY && vram_ladder_climb(&ladder, ctx))
             r = ask_driver(q);
         vram_ladder_end(&ladder, r);
@@ -214,14 +214,23 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
     return CUDA_SUCCESS;
 }
 
+/* A bad call, no context, or one that we could not ask for: the driver's own answer, which natively is not that there is no
+ * memory because of what we keep. */
+static CUresult allocate_unknown(const struct request *q)
+{
+    CUresult r = ask_driver(q);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY && caching() && vram_reclaim_all().blocks)
+        r = ask_driver(q);
+    return r;
+}
+
 CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
 {
     if (!vram_driver()->cuMemAlloc_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
+    struct request q = {.family = VRAM_PLAIN, .size = size, .dptr = dptr};
     CUcontext ctx = dptr && size ? vram_life_context() : NULL;
-    if (!ctx) /* a bad call, or no context: the driver's own answer */
-        return VRAM_DRV(cuMemAlloc_v2)(dptr, size);
-    return allocate(&(struct request){.family = VRAM_PLAIN, .size = size, .dptr = dptr}, ctx, caller);
+    return ctx ? allocate(&q, ctx, caller) : allocate_unknown(&q);
 }
 
 CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
@@ -232,10 +241,9 @@ CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
         return CUDA_ERROR_NOT_INITIALIZED;
     bool good = dptr && pitch && width && height && (element == 4 || element == 8 || element == 16) &&
                 row_pitch(width) && !__builtin_mul_overflow(row_pitch(width), height, &size);
+    struct request q = {VRAM_PITCH, size, width, height, element, dptr, pitch};
     CUcontext ctx = good ? vram_life_context() : NULL;
-    if (!ctx)
-        return VRAM_DRV(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
-    return allocate(&(struct request){VRAM_PITCH, size, width, height, element, dptr, pitch}, ctx, caller);
+    return ctx ? allocate(&q, ctx, caller) : allocate_unknown(&q);
 }
 
 /* A second free: kept from the driver, which owns the block in our cache (laws 8, 9). Under HEAP. */
@@ -295,7 +303,8 @@ static bool keep(struct vram_block *b)
     if (!vram_gate_enter())
         return false;
     enum vram_free_mode mode = vram_fence_mode(life);
-    bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed();
+    bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed_in(life);
+    kept = kept && !vram_life_failed(); /* told first, whose block it ever is (measured) */
     if (kept) {
         vram_lock(VRAM_RANK_HEAP);
         kept = enter_cache(b, mode);
@@ -319,8 +328,9 @@ static void leave_ledger(struct vram_block *b)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
-/* The driver's answer to the free of a block that left the ledger: gone, or back to the program if the driver refused. */
-static CUresult free_answered(struct vram_block *b, CUresult r)
+/* The driver's answer to the free of a block that left the ledger: gone, or back to the program if the driver refused. `lost`:
+ * the driver does not know it, because another thread's second free of it was quicker. */
+static CUresult free_answered(struct vram_block *b, CUresult r, bool lost)
 {
     vram_lock(VRAM_RANK_HEAP);
     struct vram_account *books = vram_books(b->life->device);
@@ -333,7 +343,8 @@ static CUresult free_answered(struct vram_block *b, CUresult r)
         return r;
     }
     b->state = VRAM_LIVE;
-    bool kept = !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
+    bool kept = !lost && !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
+    books->ended_all += !kept;
     vram_unlock(VRAM_RANK_HEAP);
     if (!kept)
         vram_meta_free(b, sizeof(*b));
@@ -344,7 +355,8 @@ static CUresult free_answered(struct vram_block *b, CUresult r)
 static CUresult free_native(struct vram_block *b)
 {
     leave_ledger(b);
-    return free_answered(b, VRAM_DRV(cuMemFree_v2)(b->addr));
+    CUresult r = VRAM_DRV(cuMemFree_v2)(b->addr);
+    return free_answered(b, r, r == CUDA_ERROR_INVALID_VALUE);
 }
 
 /* A free begins: the block that it means, now FREEING and its life pinned. NULL: it means none of the program's; then
@@ -360,6 +372,8 @@ static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdevic
         b = vram_ledger_find(&vram_heap.ledger, dptr);
     }
     *ret_forward = dptr;
+    if (!b)
+        b = vram_reclaim_find(dptr);
     if (!b || (b->state == VRAM_LIVE && b->life->closing)) { /* unknown: the driver's word, verbatim (law 8) */
         b = NULL;
     } else if (b->state != VRAM_LIVE) {
@@ -404,48 +418,65 @@ CUresult vram_heap_free_async(CUdeviceptr dptr, CUstream stream, __typeof__(&cuM
         return real(forward, stream);
     struct vram_life *life = b->life;
     leave_ledger(b);
-    CUresult r = free_answered(b, real(dptr, stream));
+    CUresult r = free_answered(b, real(dptr, stream), false);
     vram_life_unpin(life);
     return r;
 }
 
+/* The device of the current context; false: there is none. */
+static bool device_here(CUdevice *ret_device)
+{
+    CUcontext ctx = vram_life_context();
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_life *life = ctx ? vram_life_find(ctx) : NULL;
+    if (life)
+        *ret_device = life->device;
+    vram_unlock(VRAM_RANK_HEAP);
+    /* Nothing was allocated here, but perhaps in another context of the device. */
+    return life || (ctx && vram_driver()->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(ret_device) == CUDA_SUCCESS);
+}
+
 CUresult vram_heap_info(size_t *free, size_t *total)
 {
-    const struct vram_driver *drv = vram_driver();
-    if (!drv->cuMemGetInfo_v2)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult r = VRAM_DRV(cuMemGetInfo_v2)(free, total);
-    if (r != CUDA_SUCCESS || !free)
-        return r;
-
-    /* What we keep would natively be free (law 12): counted in pages, as the driver does. */
-    CUcontext ctx = vram_life_context();
+    enum { TRIES = 4, AWAIT_NS = 20000000 };
     CUdevice device;
-    vram_lock(VRAM_RANK_HEAP);
-    struct vram_life *life = ctx ? vram_life_find(ctx) : NULL;
-    bool known = life != NULL;
-    if (known)
-        device = life->device;
-    vram_unlock(VRAM_RANK_HEAP);
-    if (ctx && !known && drv->cuCtxGetDevice) /* nothing was allocated here, but perhaps in another context of the device */
-        known = VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS;
-    if (known) {
+    bool moved = true;
+    CUresult r = CUDA_SUCCESS;
+    if (!vram_driver()->cuMemGetInfo_v2)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!free || !vram_heap_used() || !device_here(&device))
+        return VRAM_DRV(cuMemGetInfo_v2)(free, total);
+
+    /* What we keep would natively be free (law 12): counted in pages, as the driver does. What is on its way to the driver must
+     * not count twice, or not at all. */
+    vram_reclaim_hold();
+    for (int i = 0; i < TRIES && moved && r == CUDA_SUCCESS; i++) {
+        struct vram_traffic before = vram_reclaim_await(device, AWAIT_NS);
+        r = VRAM_DRV(cuMemGetInfo_v2)(free, total);
         vram_lock(VRAM_RANK_HEAP);
-        *free += vram_books(device)->cached_pages << VRAM_PAGE_SHIFT;
+        const struct vram_account *books = vram_books(device);
+        struct vram_traffic after = vram_traffic(device);
+        moved = before.departed != after.departed || before.arrived != after.arrived;
+        if (r == CUDA_SUCCESS)
+            *free += (books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT;
         vram_unlock(VRAM_RANK_HEAP);
     }
-    if (total && *free > *total)
+    vram_reclaim_release();
+    if (r == CUDA_SUCCESS && total && *free > *total)
         *free = *total;
     return r;
 }
 
-/* Finds the block that contains the address: the driver knows the base of every allocation, ours are all its own. No lock
- * held. Returns the base, or 0. */
+/* Finds the block that contains the address: the driver knows the base of every allocation, ours are all its own. The
+ * attribute needs no current context, but not every driver has it. No lock held. Returns the base, or 0. */
 static CUdeviceptr base_of(CUdeviceptr address)
 {
     CUdeviceptr base = 0;
     size_t size;
     const struct vram_driver *drv = vram_driver();
+    if (drv->cuPointerGetAttribute &&
+        VRAM_DRV(cuPointerGetAttribute)(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS && base)
+        return base;
     if (!drv->cuMemGetAddressRange_v2 || VRAM_DRV(cuMemGetAddressRange_v2)(&base, &size, address) != CUDA_SUCCESS)
         return 0;
     return base;
@@ -458,13 +489,15 @@ enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t
     for (int attempt = 0; attempt < 2; attempt++) {
         vram_lock(VRAM_RANK_HEAP);
         const struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
+        if (!b && attempt == 1)
+            b = vram_reclaim_find(base);
         if (b) {
             view = vram_is_kept(b) || address - base >= b->size ? VRAM_VIEW_NOTHING : VRAM_VIEW_LIVE;
             *ret_base = base;
             *ret_size = b->size;
         }
         vram_unlock(VRAM_RANK_HEAP);
-        if (b || attempt == 1 || !vram_heap_used() || (base = base_of(address)) == 0 || base == address)
+        if (b || attempt == 1 || !vram_heap_used() || (base = base_of(address)) == 0)
             break;
     }
     return view;

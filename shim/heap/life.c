@@ -30,6 +30,18 @@ bool vram_life_failed(void)
     return vram_unlikely(VRAM_DRV(cuCtxGetStreamPriorityRange)(NULL, NULL) != CUDA_SUCCESS) && vram_life_context();
 }
 
+bool vram_life_failed_in(const struct vram_life *life)
+{
+    CUcontext before;
+    if (vram_life_context() == life->ctx)
+        return vram_life_failed();
+    if (vram_life_enter(life->ctx, &before) != CUDA_SUCCESS)
+        return true;
+    bool failed = vram_life_failed();
+    vram_life_leave(life->ctx, before);
+    return failed;
+}
+
 struct vram_life *vram_life_find(CUcontext ctx)
 {
     struct vram_life *life;

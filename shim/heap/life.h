@@ -45,6 +45,9 @@ struct vram_heap {
     struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
     unsigned double_frees_kept;
     CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
+    struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */
+    atomic_uint arrivals; /* not under HEAP; a futex: blocks that were on their way to the driver, and are not any more */
+    atomic_uint askers;   /* not under HEAP; a futex: who asks for the free memory, so that none sets out meanwhile */
 };
 extern struct vram_heap vram_heap;
 
@@ -61,6 +64,7 @@ CUcontext vram_life_context(void);
 /* Whether the driver would refuse whatever is asked of it in the current context, because it knows that a kernel there has
  * failed: the cache must not hide that (law 13). False without a context. No lock held; 0.03 us (H200). */
 bool vram_life_failed(void);
+bool vram_life_failed_in(const struct vram_life *life); /* the same of a life's context; pinned */
 
 /* The life of `ctx`, which is the calling thread's current context; made if it is new. Under HEAP, which it may give up and
  * take again. NULL: the life is closing, or there is no memory. */

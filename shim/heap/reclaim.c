@@ -1,8 +1,13 @@
 #include "heap/reclaim.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/lock.h"
 #include "base/meta.h"
 #include "base/say.h"
@@ -14,9 +19,60 @@
 #include "heap/heap.h"
 #include "heap/life.h"
 
+enum { HOLD_NS = 1000000, RESCUE_NS = 1000000000 };
+
+static void futex_wait(atomic_uint *word, unsigned expected, uint64_t ns)
+{
+    struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &t, NULL, 0);
+}
+
+static void futex_wake(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+
+struct vram_traffic vram_traffic(int device)
+{
+    const struct vram_account *books = vram_books(device);
+    return (struct vram_traffic){books->returned + books->returning_blocks, books->returned};
+}
+
+struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns)
+{
+    uint64_t end = vram_now() + max_ns, now;
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_traffic t = vram_traffic(device);
+    uint64_t until = t.departed;
+    while (t.arrived < until && (now = vram_now()) < end) {
+        unsigned seen = atomic_load(&vram_heap.arrivals);
+        vram_unlock(VRAM_RANK_HEAP);
+        futex_wait(&vram_heap.arrivals, seen, end - now);
+        vram_lock(VRAM_RANK_HEAP);
+        t = vram_traffic(device);
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    return t;
+}
+
+void vram_reclaim_hold(void) { atomic_fetch_add(&vram_heap.askers, 1); }
+
+void vram_reclaim_release(void)
+{
+    if (atomic_fetch_sub(&vram_heap.askers, 1) == 1)
+        futex_wake(&vram_heap.askers);
+}
+
+static void wait_for_askers(void)
+{
+    uint64_t now, end = 0;
+    for (unsigned n; (n = atomic_load(&vram_heap.askers)) && ((now = vram_now()) < end || !end);) {
+        if (!end)
+            end = now + HOLD_NS;
+        futex_wait(&vram_heap.askers, n, end - now);
+    }
+}
+
 /* Takes one victim out of some cache of the device, out of the ledger too (law 16: before the driver gets it), and pins its
- * life. NULL: none is left. The life `skip` is passed over. */
-static struct vram_block *pick(int device, uint64_t wanted, const struct vram_life *skip)
+ * life. NULL: none is left. The life `skip` is passed over. It is on its way until arrive(). */
+static struct vram_block *depart(int device, uint64_t wanted, const struct vram_life *skip, uint64_t *ret_pages)
 {
     struct vram_life *life, *next, *best = NULL;
     struct vram_block *b = NULL;
@@ -29,30 +85,63 @@ static struct vram_block *pick(int device, uint64_t wanted, const struct vram_li
             best = life;
     }
     if (best) {
+        struct vram_account *books = vram_books(best->device);
+        *ret_pages = books->cached_pages;
         b = vram_cache_victim(&best->cache, wanted);
         vram_block_withdraw(b);
+        *ret_pages -= books->cached_pages;
+        books->returning_pages += *ret_pages;
+        books->returning_blocks++;
+        b->pending_prev = NULL;
+        if ((b->pending_next = vram_heap.departed))
+            b->pending_next->pending_prev = b;
+        vram_heap.departed = b;
         vram_life_pin(best);
     }
     vram_unlock(VRAM_RANK_HEAP);
     return b;
 }
 
-/* What pick() took out and the driver does not have back. */
-static void put_back(struct vram_block *b)
+struct vram_block *vram_reclaim_find(uint64_t addr)
+{
+    struct vram_block *b = vram_heap.departed;
+    while (b && b->addr != addr)
+        b = b->pending_next;
+    return b;
+}
+
+/* The driver has what depart() took out, or refused it: then it is cached again. */
+static void arrive(struct vram_block *b, uint64_t pages, CUresult r)
 {
     vram_lock(VRAM_RANK_HEAP);
     struct vram_account *books = vram_books(b->life->device);
-    b->state = VRAM_LIVE; /* enters as every block does, then is cached again */
-    bool kept = !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
-    if (kept) {
-        b->state = VRAM_CACHED;
-        vram_account_cached(books, b);
-        vram_cache_put(&b->life->cache, b);
+    books->returning_pages -= pages;
+    books->returning_blocks--;
+    books->returned++;
+    if (b->pending_prev)
+        b->pending_prev->pending_next = b->pending_next;
+    else
+        vram_heap.departed = b->pending_next;
+    if (b->pending_next)
+        b->pending_next->pending_prev = b->pending_prev;
+    bool kept = false;
+    if (r == CUDA_SUCCESS) {
+        books->driver_frees++;
+    } else {
+        b->state = VRAM_LIVE; /* enters as every block does; not if the driver does not know it: somebody else freed it */
+        kept = r != CUDA_ERROR_INVALID_VALUE && !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
+        if (kept) {
+            b->state = VRAM_CACHED;
+            vram_account_cached(books, b);
+            vram_cache_put(&b->life->cache, b);
+        }
+        books->ended_all += !kept;
     }
-    books->ended_all += !kept;
     vram_unlock(VRAM_RANK_HEAP);
     if (!kept)
         vram_meta_free(b, sizeof(*b));
+    atomic_fetch_add(&vram_heap.arrivals, 1);
+    futex_wake(&vram_heap.arrivals);
 }
 
 /* The driver's free, in the block's own context (law 22). */
@@ -72,6 +161,7 @@ static void reclaim(int device, uint64_t wanted, struct vram_reclaimed *total)
     const struct vram_life *refusing = NULL;
     uint64_t got = 0;
     while (got < wanted) {
+        wait_for_askers();
         /* In the gate before a block leaves the ledger: once a capture has begun, nothing moves. */
         if (!vram_gate_enter()) {
             total->capture = true;
@@ -81,25 +171,23 @@ static void reclaim(int device, uint64_t wanted, struct vram_reclaimed *total)
             vram_gate_leave();
             return;
         }
-        struct vram_block *b = pick(device, wanted - got, refusing);
+        uint64_t pages;
+        struct vram_block *b = depart(device, wanted - got, refusing, &pages);
         if (!b) {
             vram_gate_leave();
             return;
         }
         struct vram_life *life = b->life;
+        uint64_t capacity = b->capacity;
         CUresult r = free_in_its_context(b);
         vram_gate_leave();
+        arrive(b, pages, r);
         if (r == CUDA_SUCCESS) {
-            got += vram_footprint(b->capacity);
+            got += vram_footprint(capacity);
             total->blocks++;
-            total->bytes += b->capacity;
-            vram_lock(VRAM_RANK_HEAP);
-            vram_books(life->device)->driver_frees++;
-            vram_unlock(VRAM_RANK_HEAP);
-            vram_meta_free(b, sizeof(*b));
+            total->bytes += capacity;
         } else {
             /* What one block of a context meets, all will: a sticky error, or a driver on its way out. */
-            put_back(b);
             total->refused = r;
             if (refusing) {
                 vram_life_unpin(life);
@@ -127,13 +215,11 @@ struct vram_reclaimed vram_reclaim_all(void)
 
 /* Whether all that is cached on the device could make the request fit: a request for more than the card has, as some programs
  * make to find its limit, must not cost them their cache. */
-static bool may_help(struct vram_ladder *ladder, CUcontext ctx)
+static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
 {
     size_t unused = 0, total = 0;
     vram_lock(VRAM_RANK_HEAP);
-    vram_life_settle(ctx);
-    struct vram_life *life = vram_life_of_current(ctx);
-    ladder->device = life ? life->device : VRAM_EVERY_DEVICE;
+    const struct vram_life *life = vram_life_find(ctx);
     /* Each small block may be the last of its chunk. */
     uint64_t cached = life ? vram_books(life->device)->cached_bytes +
                                  (vram_books(life->device)->cached_blocks << VRAM_PAGE_SHIFT)
@@ -146,15 +232,41 @@ static bool may_help(struct vram_ladder *ladder, CUcontext ctx)
     return ladder->size <= total && ladder->size <= unused + cached;
 }
 
+/* Whether something has reached the driver since the attempt that failed; what is on its way now is let arrive. */
+static bool arrived(struct vram_ladder *ladder)
+{
+    vram_reclaim_await(ladder->device, RESCUE_NS);
+    unsigned now = atomic_load(&vram_heap.arrivals);
+    bool more = now != ladder->arrivals;
+    ladder->arrivals = now;
+    return more;
+}
+
+struct vram_ladder vram_ladder(size_t size)
+{
+    return (struct vram_ladder){.size = size, .device = VRAM_EVERY_DEVICE, .arrivals = atomic_load(&vram_heap.arrivals)};
+}
+
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
 {
     uint64_t before = ladder->given_back.blocks;
+    if (ladder->step == 0) {
+        vram_lock(VRAM_RANK_HEAP);
+        vram_life_settle(ctx);
+        const struct vram_life *life = vram_life_of_current(ctx);
+        ladder->device = life ? life->device : VRAM_EVERY_DEVICE;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    if (arrived(ladder))
+        return true;
     if (ladder->step == 0 && !may_help(ladder, ctx))
-        return false;
+        return arrived(ladder);
     /* A device's worth of steps: enough by the page count, then all, because small blocks may share pages. */
-    while (ladder->step < 2 && ladder->given_back.blocks == before)
+    while (ladder->step < 2 && ladder->given_back.blocks == before) {
+        vram_fence_settle_device(ladder->device);
         reclaim(ladder->device, ladder->step++ == 0 ? vram_footprint(ladder->size) : UINT64_MAX, &ladder->given_back);
-    return ladder->given_back.blocks > before;
+    }
+    return arrived(ladder);
 }
 
 /* How often the story is told: the first three times, then at 10, 100, 1000, ... unless VERBOSE. */

@@ -18,20 +18,39 @@ struct vram_reclaimed {
     CUresult refused;                       /* the driver's answer where it refused one, else CUDA_SUCCESS */
 };
 
+/*
+ * Blocks on their way from the cache to the driver are in neither. Natively they would be free since long: who asks for the free
+ * memory, or has found none, lets them arrive first.
+ */
+struct vram_traffic {
+    uint64_t departed, arrived; /* since the start */
+};
+/* Waits for what is on its way on the device now, at most max_ns: a free may wait for a kernel, and then the driver still has
+ * the block. Returns the traffic afterwards. */
+struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns);
+struct vram_traffic vram_traffic(int device); /* under HEAP */
+/* The block on its way, or NULL: to the program it is free like any other. To be asked after the ledger, which may know the
+ * block that the driver has made of it since. Under HEAP. */
+struct vram_block *vram_reclaim_find(uint64_t addr);
+/* Between the two nothing new sets out, for a millisecond or so at least. */
+void vram_reclaim_hold(void);
+void vram_reclaim_release(void);
+
 /* Gives every cached block back. */
 struct vram_reclaimed vram_reclaim_all(void);
 
 /*
- * The ladder of one allocation that failed for lack of memory (law 11): the first step gives back just enough of the
- * device's cached blocks, the second all of them. climb returns true when it is worth trying again; end says once what
+ * The ladder of one allocation, begun before it is tried (law 11): if it fails for lack of memory, first what another thread is
+ * giving back arrives, then just enough of the device's cached blocks is given back, then all of them. climb returns true when it is worth trying again; end says once what
  * came of it. Nothing of a failed attempt is left behind.
  */
 struct vram_ladder {
     size_t size; /* bytes that the program asked for */
-    unsigned step;
+    unsigned step, arrivals; /* arrivals: at the driver, as of the last attempt */
     int device;
     struct vram_reclaimed given_back;
 };
+struct vram_ladder vram_ladder(size_t size);
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx);
 void vram_ladder_end(const struct vram_ladder *ladder, CUresult result);
 

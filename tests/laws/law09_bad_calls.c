@@ -2,8 +2,12 @@
  * Law 9: bad calls get the native answer, and leave nothing behind. HAMi-core 321 and 333 (NULL outputs), 187 and 290
  * (no current context).
  */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "law.h"
 #include "sim.h"
@@ -292,4 +296,43 @@ LAW_CASE(stream_ordered_frees)
     OK(cu.cuMemAlloc_v2(&q, 4 * MIB));
     OK(cu.cuMemsetD8_v2(q, 1, 4 * MIB));
     OK(cu.cuMemFree_v2(q));
+}
+
+/* Freed, kept, and just now on its way from the cache to the driver, which still has it: freed all the same. */
+static pthread_t first_thread;
+static atomic_bool inside;
+
+static void hold_the_others(const char *entry, void *unused)
+{
+    (void)entry, (void)unused;
+    if (pthread_equal(pthread_self(), first_thread) || atomic_exchange(&inside, true))
+        return;
+    usleep(100000);
+}
+
+LAW_CASE_SIM(while_memory_is_on_its_way_to_the_driver)
+{
+    CUdeviceptr base = 0x5a5a, again;
+    size_t size = 0x5a5a;
+    first_thread = pthread_self();
+    law_context();
+    CUdeviceptr p = cached_block(4 * MIB);
+    if (under_shim()) {
+        CHECK(SIM(sim_on_call)("cuMemFree_v2", hold_the_others, NULL) == 0);
+        raise(SIGUSR1);
+        WAIT_UNTIL(atomic_load(&inside));
+    }
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p + 512), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemGetAddressRange_v2(&base, &size, p + 512), CUDA_ERROR_NOT_FOUND);
+    CHECK_EQ(cu.cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE);
+    WAIT_UNTIL(!SIM(sim_is_allocated)(p));
+    for (int i = 0; i < 50; i++) { /* and nothing comes of it */
+        OK(cu.cuMemAlloc_v2(&again, 4 * MIB));
+        CHECK(SIM(sim_is_allocated)(again));
+        OK(cu.cuMemFree_v2(again));
+    }
+    if (under_shim())
+        CHECK_EQ(SIM(sim_refused_frees)(), 1); /* the one inside the block; none was forwarded twice */
 }

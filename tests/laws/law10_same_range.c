@@ -1,6 +1,6 @@
 /*
  * Law 10: a block handed out for n bytes answers n, whatever the size of the block behind it; an address that is free
- * but cached answers as a natively freed one does. The native answers are those of .probe/probe.txt, measured on an
+ * but cached answers as a natively freed one does. The native answers were measured on an
  * H200.
  */
 #include <string.h>
@@ -135,6 +135,28 @@ LAW_CASE(a_block_behind_which_there_is_more)
             CHECK_EQ(driver_calls("cuMemAlloc_v2"), before);
         /* Not freed: the next pair shall find no block but its own. */
     }
+}
+
+/* The attributes need no current context, cuMemGetAddressRange does. */
+LAW_CASE(asked_without_a_context)
+{
+    law_context();
+    CUdeviceptr old = cached_block(4 * MIB), p, start = 1;
+    size_t size = 1;
+    OK(cu.cuMemAlloc_v2(&p, 4 * MIB - 1000));
+    if (under_shim() && simulated())
+        CHECK_EQ(p, old);
+    OK(cu.cuCtxSetCurrent(NULL));
+    CHECK_EQ(cu.cuMemGetAddressRange_v2(&start, &size, p + 5000), CUDA_ERROR_INVALID_CONTEXT);
+    OK(cu.cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p + 5000));
+    CHECK_EQ(size, 4 * MIB - 1000);
+    OK(cu.cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p + 5000));
+    CHECK_EQ(start, p);
+    CHECK_EQ(cu.cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p + 4 * MIB - 1000),
+             CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.cuMemFree_v2(p + 5000), CUDA_ERROR_INVALID_VALUE);
+    OK(cu.cuMemFree_v2(p));
+    CHECK_EQ(cu.cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p + 5000), CUDA_ERROR_INVALID_VALUE);
 }
 
 LAW_CASE(pitched_memory)

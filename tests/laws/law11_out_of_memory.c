@@ -2,7 +2,11 @@
  * Law 11: out of memory stays code 2 and leaves nothing behind. A device of 1 GiB, so that it can be filled. HAMi-core
  * 306 (a leak after a failed call), 200 (a counter that went below zero).
  */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "law.h"
 #include "sim.h"
@@ -242,4 +246,31 @@ LAW_CASE_SIM(the_books_after_failures)
     CHECK(strstr(err, "700.0 MiB in use by the program"));
     CHECK(strstr(err, "of 101 allocations"));
     CHECK(strstr(err, " rescued, 100 failed"));
+}
+
+/* What another thread is giving back just now is neither in the cache nor free yet; natively it would be. */
+static pthread_t first_thread;
+static atomic_bool inside;
+
+static void hold_the_others(const char *entry, void *unused)
+{
+    (void)entry, (void)unused;
+    if (pthread_equal(pthread_self(), first_thread))
+        return;
+    atomic_store(&inside, true);
+    usleep(100000);
+}
+
+LAW_CASE_SIM(while_memory_is_on_its_way_to_the_driver)
+{
+    first_thread = pthread_self();
+    law_context();
+    cached_block((size_t)1000 * MIB);
+    if (under_shim()) {
+        CHECK(SIM(sim_on_call)("cuMemFree_v2", hold_the_others, NULL) == 0);
+        raise(SIGUSR1);
+        WAIT_UNTIL(atomic_load(&inside));
+    }
+    CUdeviceptr p = allocate((size_t)900 * MIB);
+    OK(cu.cuMemFree_v2(p));
 }

@@ -2,7 +2,11 @@
  * Law 12: free memory is what the driver says and all that is cached, because natively that would be free. HAMi-core
  * 200 (unsigned underflow); programs size their own caches by it, as JAX does (0.75 of what is free).
  */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "law.h"
 #include "sim.h"
@@ -225,3 +229,39 @@ LAW_CASE_SIM(a_driver_that_fails)
     CHECK_EQ(free_bytes, 0);
     CHECK_EQ(total, 0);
 }
+
+/* Holds another thread than the first one that asks: the one that gives memory back. */
+static pthread_t first_thread;
+static atomic_uint held;
+
+static void hold(const char *entry, void *microseconds)
+{
+    (void)entry;
+    if (pthread_equal(pthread_self(), first_thread))
+        return;
+    atomic_fetch_add(&held, 1);
+    usleep(*(const unsigned *)microseconds);
+}
+
+/* A flush is under way: whether the driver has the block already or not, it is free. */
+static void give_back_while(const char *entry, unsigned microseconds)
+{
+    first_thread = pthread_self();
+    law_context();
+    for (int i = 1; i <= 8; i++)
+        cached_block((size_t)i * 2 * MIB);
+    CHECK_EQ(free_mib(), 1024);
+    if (!under_shim())
+        return;
+    CHECK(SIM(sim_on_call)(entry, hold, &microseconds) == 0);
+    raise(SIGUSR1);
+    WAIT_UNTIL(atomic_load(&held) > 0);
+    while (SIM(sim_used)(0) > 0)
+        CHECK_EQ(free_mib(), 1024);
+    CHECK_EQ(free_mib(), 1024);
+}
+
+LAW_CASE_SIM(while_memory_is_on_its_way_to_the_driver) { give_back_while("cuMemFree_v2", 3000); }
+
+/* ...and has just arrived there, in a context that has to be made current for it. */
+LAW_CASE_SIM(while_memory_arrives_at_the_driver) { give_back_while("cuCtxPopCurrent_v2", 1000); }

@@ -146,3 +146,22 @@ LAW_CASE_SIM(until_the_context_ends)
     CUresult r = cu.cuMemAlloc_v2(&p, 4 * MIB);
     CHECK(r == CUDA_SUCCESS || r == CUDA_ERROR_ILLEGAL_ADDRESS);
 }
+
+/* Known in one context of two: of the current one's failure the driver tells first, then of the block's own. */
+LAW_CASE_SIM(known_in_one_of_two_contexts)
+{
+    CUcontext ctx, mine, popped;
+    CUdevice device;
+    ctx = law_context();
+    CUdeviceptr healthy = allocate(4 * MIB);
+    OK(cu.cuDeviceGet(&device, 0));
+    OK(cu.cuCtxCreate_v2(&mine, 0, device));
+    CUdeviceptr failed = allocate(4 * MIB);
+    fault(NULL);
+    CHECK_EQ(cu.cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK_EQ(cu.cuMemFree_v2(healthy), CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cu.cuCtxPopCurrent_v2(&popped));
+    OK(cu.cuCtxSetCurrent(ctx));
+    CHECK_EQ(cu.cuMemFree_v2(failed), CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cu.cuMemFree_v2(healthy));
+}

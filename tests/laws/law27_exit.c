@@ -362,6 +362,7 @@ static int way_to_be_killed(void) { return atoi(getenv("LAW27_SIGNAL")); }
 LAW_CHILD(is_killed)
 {
     pthread_t thread;
+    signal(way_to_be_killed(), SIG_DFL); /* nohup, for one, leaves SIGHUP ignored to all that it starts */
     context = law_context();
     allocate(MIB);
     cached_block(4 * MIB);

@@ -1,5 +1,5 @@
 /*
- * Stream capture and its rules of invalidation, as measured (FACTS.md, .probe), and graphs made by it. All under the
+ * Stream capture and its rules of invalidation, as measured, and graphs made by it. All under the
  * state lock.
  */
 #ifndef SIMDRIVER_CAPTURE_H

@@ -132,9 +132,9 @@ static void judge_order(const struct access *new, const struct vclock *at)
     access_count = kept;
 }
 
-static bool judge_owner(const struct access *new)
+static bool judge_owner(const struct access *new, bool frees)
 {
-    for (size_t i = note_at(new->range.low); i < note_count && notes[i].low < new->range.high; i++) {
+    for (size_t i = note_at(new->range.low); !frees && i < note_count && notes[i].low < new->range.high; i++) {
         if (!notes[i].live) {
             sim_judge_hazard("%s on stream %llu %s 0x%llx..0x%llx, which the program has freed", new->what,
                              (unsigned long long)new->stream, mode(&new->range), (unsigned long long)new->range.low,
@@ -161,7 +161,7 @@ bool sim_judge_op(const struct sim_op *op, const struct vclock *at, CUstream str
             ok &= sim_memory_reachable(range[i].low, range[i].high);
             continue;
         }
-        ok &= judge_owner(&new);
+        ok &= judge_owner(&new, op->frees);
         static size_t prune_at = 64;
         if (access_count >= prune_at) {
             prune();

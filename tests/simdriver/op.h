@@ -17,6 +17,7 @@ struct sim_op {
     size_t rows;  /* 1 unless two-dimensional */
     size_t dst_pitch, src_pitch;
     bool dst_judged, src_judged; /* memory of ours: pageable host memory is the program's own affair */
+    bool frees; /* orders like a write, and is no use: the program has said that it frees the memory */
     uint32_t value;
     unsigned int width; /* of value: 1, 2 or 4 bytes */
     uint64_t ns;

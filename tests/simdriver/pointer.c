@@ -1,4 +1,4 @@
-/* What can be asked about an address: ranges, attributes, exports. The answers are those of .probe/probe.txt. */
+/* What can be asked about an address: ranges, attributes, exports. The answers are as measured. */
 #include "context.h"
 #include "entry.h"
 #include "memory.h"

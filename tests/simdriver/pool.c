@@ -219,8 +219,13 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
     /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
     r = sim_work_enqueue(
         s,
-        &(struct sim_op){
-            .kind = OP_MARK, .what = "cuMemFreeAsync", .dst = dptr, .bytes = b->size, .rows = 1, .dst_judged = true});
+        &(struct sim_op){.kind = OP_MARK,
+                         .what = "cuMemFreeAsync",
+                         .dst = dptr,
+                         .bytes = b->size,
+                         .rows = 1,
+                         .dst_judged = true,
+                         .frees = true});
     if (r)
         return r;
     sim_pool_forget(b);

@@ -1,5 +1,5 @@
 /*
- * The simulated driver by itself: its answers (those of .probe and FACTS.md), its time, and that its judge finds what
+ * The simulated driver by itself: its answers (as measured on an H200), its time, and that its judge finds what
  * it must and nothing else. Links against it. Criterion runs each test in a child of its own, so each one initialises.
  */
 #include "sim.h"
