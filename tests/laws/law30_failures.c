@@ -49,6 +49,22 @@ void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
     return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
 }
 
+/* These two are asked for before a program can say a word, so the environment does. */
+int on_exit(void (*function)(int, void *), void *arg)
+{
+    if (getenv("LAW30_NO_ON_EXIT") && called_by_the_shim(__builtin_return_address(0)))
+        return -1;
+    return ((__typeof__(&on_exit))dlsym(RTLD_NEXT, "on_exit"))(function, arg);
+}
+
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object);
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object)
+{
+    if (getenv("LAW30_NO_ATFORK") && called_by_the_shim(__builtin_return_address(0)))
+        return ENOMEM;
+    return ((__typeof__(&__register_atfork))dlsym(RTLD_NEXT, "__register_atfork"))(prepare, parent, child, object);
+}
+
 /* The program as it would be natively: all succeeds, contents are right, errno stays. */
 static void works(unsigned blocks)
 {
@@ -178,6 +194,28 @@ LAW_CHILD(leaks)
     CUdeviceptr p;
     law_context();
     OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+}
+
+LAW_CHILD(does_nothing) {}
+
+/* No handler for forks, or none for exit. What a program without CUDA lacks, nobody has to know (law 6). */
+LAW_CASE_SIM_ONCE(no_fork_handler)
+{
+    CHECK_EQ(law_run_child("leaks", ENV("LAW30_NO_ATFORK=1"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot follow forks"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+    CHECK_EQ(law_run_child("does_nothing", ENV("LAW30_NO_ATFORK=1"), text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
+}
+
+LAW_CASE_SIM_ONCE(no_exit_handler)
+{
+    CHECK_EQ(law_run_child("leaks", ENV("LAW30_NO_ON_EXIT=1"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot be called at exit"), under_shim());
+    CHECK_EQ(lines_with("cannot write the report last"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+    CHECK_EQ(law_run_child("does_nothing", ENV("LAW30_NO_ON_EXIT=1"), text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
 }
 
 LAW_CHILD(leaks_without_descriptors)
