@@ -188,6 +188,55 @@ LAW_CASE_SIM(no_memory_for_records_for_a_while)
         CHECK_EQ(lines_with("no host memory"), 1);
 }
 
+/* A driver that does not say in which context it allocates, and does when asked again: what it gave is in the books. Where it
+ * never says, the block is the program's and the driver's alone, and so is its free. */
+LAW_CHILD(allocates_in_an_unknown_context)
+{
+    CUdeviceptr p, q;
+    size_t pitch;
+    law_context();
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 1, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 1000, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuMemAlloc_v2(&q, 5 * MIB));
+    OK(cu.cuMemAllocPitch_v2(&p, &pitch, MIB, 7, 4));
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 0, 0);
+    unsigned long before = driver_calls("cuMemFree_v2");
+    OK(cu.cuMemFree_v2(q));
+    CHECK_EQ(driver_calls("cuMemFree_v2"), before + 1);
+    CHECK_EQ(cu.cuMemFree_v2(q), CUDA_ERROR_INVALID_VALUE);
+    works(8);
+}
+
+LAW_CASE_SIM(an_unknown_context)
+{
+    CHECK_EQ(law_run_child("allocates_in_an_unknown_context", NULL, text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot account for an allocation"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+}
+
+/* The device is not named when peer access is given, but later: everything is under its own name. */
+LAW_CHILD(gives_access_on_an_unknown_device)
+{
+    CUcontext owner = law_context(), other;
+    CUdeviceptr p;
+    OK(cu.cuCtxCreate_v2(&other, 0, 1));
+    SIM(sim_fail)("cuCtxGetDevice", 1, 1000, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuCtxEnablePeerAccess(owner, 0));
+    SIM(sim_fail)("cuCtxGetDevice", 1, 0, 0);
+    OK(cu.cuCtxSetCurrent(owner));
+    OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+    works(8);
+}
+
+LAW_CASE_SIM(an_unknown_device)
+{
+    CHECK_EQ(law_run_child("gives_access_on_an_unknown_device", ENV("SIMCUDA_DEVICES=2"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot account for an allocation"), 0);
+    CHECK_EQ(lines_with("  device 0"), under_shim());
+    CHECK_EQ(count_of(text, "  device "), under_shim());
+}
+
 /* No file for the report: one line, and the report where it can be read. */
 LAW_CHILD(leaks)
 {
