@@ -66,6 +66,9 @@ static void report_on_exit(int status, void *unused)
 {
     (void)status;
     (void)unused;
+    /* A thread that calls exit() while this one writes has to find something to wait in. */
+    if (vram_report_is_due())
+        on_exit(report_on_exit, NULL);
     report_at_exit();
 }
 
@@ -76,7 +79,7 @@ static void __attribute__((constructor)) load(void)
     vram_say_init();
     vram_options_read(environ);
     vram_disposition_init();
-    pthread_atfork(prefork, postfork_parent, postfork_child);
+    vram_control_atfork = pthread_atfork(prefork, postfork_parent, postfork_child);
     vram_quick_exit_register(); /* registered first, so that it runs after the program's own */
 }
 
@@ -91,6 +94,9 @@ static void __attribute__((destructor)) unload(void)
     if (!vram_proc_is_recorded())
         return;
     vram_heap_exiting();
-    if (on_exit(report_on_exit, NULL) != 0)
-        report_at_exit();
+    if (on_exit(report_on_exit, NULL) == 0)
+        return;
+    if (vram_report_is_due())
+        vram_say("cannot write the report last: memory that other libraries free from here on is in it as never freed");
+    report_at_exit();
 }

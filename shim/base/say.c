@@ -14,8 +14,9 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 
-enum { LINES_MAX = 200, WAIT_MS = 100 };
+enum { LINES_MAX = 200, WAIT_MS = 100, MS = 1000000 };
 
 static struct stat stderr_at_load;
 static bool stderr_known; /* written once, at load */
@@ -32,34 +33,33 @@ static bool stderr_is_ours(void)
 
 /* A pipe that polls writable takes PIPE_BUF bytes without blocking, whatever the descriptor's flags; its flags are the
  * program's (and shared with its parent), so we do not set O_NONBLOCK on them. */
-static int wait_writable(int fd)
+static int wait_writable(int fd, uint64_t until)
 {
+    uint64_t now = vram_now(), left = now < until ? until - now : 0;
     struct pollfd p = {.fd = fd, .events = POLLOUT};
-    int ready = poll(&p, 1, WAIT_MS);
+    int ready = poll(&p, 1, (int)((left + MS - 1) / MS));
     if (ready >= 0 || errno != EINVAL || fd >= FD_SETSIZE)
         return ready;
     /* More descriptors than the limit allows (RLIMIT_NOFILE of 0): select() knows no such limit. */
-    const struct timespec wait = {0, WAIT_MS * 1000000L};
+    const struct timespec wait = {0, (long)left};
     fd_set set;
     FD_ZERO(&set);
     FD_SET(fd, &set);
     return pselect(fd + 1, NULL, &set, NULL, &wait, NULL);
 }
 
+/* One time for all of it: a timer's signals must not make it longer. When it is over, only what finds room at once is
+ * written. */
 static int write_all(int fd, const char *bytes, size_t len)
 {
+    uint64_t until = vram_now() + (uint64_t)WAIT_MS * MS;
     while (len > 0) {
-        int ready = wait_writable(fd);
-        if (ready < 0 && errno == EINTR)
+        int ready = wait_writable(fd, until);
+        ssize_t n = ready > 0 ? write(fd, bytes, len < 512 ? len : 512) : ready;
+        if (n < 0 && errno == EINTR && vram_now() < until)
             continue;
-        if (ready <= 0)
-            return ready == 0 ? -EAGAIN : -errno;
-        ssize_t n = write(fd, bytes, len < 512 ? len : 512);
-        if (n < 0) {
-            if (errno == EINTR)
-                continue;
-            return -errno;
-        }
+        if (n <= 0)
+            return n == 0 ? -EAGAIN : -errno;
         bytes += n;
         len -= (size_t)n;
     }

@@ -24,6 +24,7 @@ enum {
     LAST_CALL_MS = 200,
 };
 
+int vram_control_atfork;
 static sem_t requests;      /* one post for each signal; private to the process */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
@@ -145,7 +146,11 @@ void vram_control_start(void)
         return;
     int saved = errno;
     vram_options_complain();
-    on_exit(stop_calling, NULL);
+    if (vram_control_atfork != 0)
+        vram_say("cannot follow forks (%s): what a forked child does with GPU memory is neither kept nor reported",
+                 strerror(vram_control_atfork));
+    if (on_exit(stop_calling, NULL) != 0)
+        vram_say("cannot be called at exit: a flush that is under way then may meet the end of the driver");
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);

@@ -14,6 +14,8 @@ void vram_control_start(void);
 /* Asks for a flush. Async-signal-safe. False if the thread is not running. */
 bool vram_control_request(void);
 
+extern int vram_control_atfork; /* what pthread_atfork answered at load; a failure is told when GPU memory is used */
+
 void vram_control_forget(void); /* in a forked child: there is no thread; start may start one */
 
 #endif

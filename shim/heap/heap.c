@@ -134,19 +134,19 @@ static void forget_stale(uint64_t addr)
     vram_meta_free(b, sizeof(*b));
 }
 
-/* Enters what the driver gave (law 16: after it came back). Without host memory for the entry the block is simply unknown
- * to us, and its free goes to the driver like any other. */
+/* Enters what the driver gave (law 16: after it came back). Without host memory for the entry, or a context to enter it for,
+ * the block is simply unknown to us, and its free goes to the driver like any other. */
 static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_family family, struct vram_site site)
 {
     struct vram_block *b = vram_meta_alloc(sizeof(*b));
     bool entered = false;
     vram_lock(VRAM_RANK_HEAP);
-    if (vram_unlikely(vram_life_settle(ctx) && !vram_life_find(ctx)))
-        ctx = NULL; /* the context ended meanwhile, and the block with it */
-    struct vram_life *life = b && ctx ? vram_life_of_current(ctx) : NULL;
+    bool ended = vram_life_settle(ctx) && !vram_life_find(ctx); /* meanwhile, and the block with its context */
+    struct vram_life *life = b && !ended ? vram_life_of_current(ctx) : NULL;
+    if (life || !ctx)
+        forget_stale(addr);
     if (life) {
         struct vram_account *books = vram_books(life->device);
-        forget_stale(addr);
         *b = (struct vram_block){
             .addr = addr, .capacity = size, .size = size, .life = life, .state = VRAM_LIVE, .family = family, .born = site};
         if (!vram_ledger_find(&vram_heap.ledger, addr) && vram_block_enter(b)) {
@@ -155,15 +155,15 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
             entered = true;
         }
     }
+    ended |= b && !life && vram_life_is_closing(ctx);
     vram_unlock(VRAM_RANK_HEAP);
     __atomic_store_n(&used, true, __ATOMIC_RELEASE);
     if (!entered) {
-        bool no_memory = !b || life;
-        vram_meta_free(b, sizeof(*b));
         static atomic_bool told;
-        /* else the context was destroyed under the program: its own race */
-        if (no_memory && !atomic_exchange(&told, true))
-            vram_say("no host memory to account for an allocation; it works, but is not cached and not reported");
+        const char *lacking = !b || life ? "no host memory" : "nothing is known of its context";
+        vram_meta_free(b, sizeof(*b));
+        if (!ended && !atomic_exchange(&told, true)) /* else it was destroyed under the program: its own race */
+            vram_say("cannot account for an allocation (%s); it works, but is not cached and not reported", lacking);
     }
 }
 
@@ -186,6 +186,17 @@ static CUresult ask_driver(const struct request *q)
     return VRAM_DRV(cuMemAllocPitch_v2)(q->dptr, q->pitch, q->width, q->height, q->element);
 }
 
+/* The driver's answer, on its way to the program. */
+static CUresult answered(const struct request *q, CUcontext ctx, struct vram_site site, CUresult r)
+{
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (q->family == VRAM_PITCH)
+        learn_pitch(ctx, q->width, *q->pitch);
+    enter_new(ctx, *q->dptr, q->family == VRAM_PITCH ? *q->pitch * q->height : q->size, q->family, site);
+    return CUDA_SUCCESS;
+}
+
 static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
 {
     struct vram_site site = site_here(caller);
@@ -206,31 +217,26 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
             r = ask_driver(q);
         vram_ladder_end(&ladder, r);
     }
-    if (r != CUDA_SUCCESS)
-        return r;
-    if (q->family == VRAM_PITCH)
-        learn_pitch(ctx, q->width, *q->pitch);
-    enter_new(ctx, *q->dptr, q->family == VRAM_PITCH ? *q->pitch * q->height : q->size, q->family, site);
-    return CUDA_SUCCESS;
+    return answered(q, ctx, site, r);
 }
 
-/* A bad call, no context, or one that we could not ask for: the driver's own answer, which natively is not that there is no
- * memory because of what we keep. */
-static CUresult allocate_unknown(const struct request *q)
+/* A bad call, no context, or a driver that does not say which: its own answer. Memory it gives only in a context, which it may
+ * be able to name by then. */
+static CUresult allocate_unseen(const struct request *q, uintptr_t caller)
 {
     CUresult r = ask_driver(q);
-    if (r == CUDA_ERROR_OUT_OF_MEMORY && caching() && vram_reclaim_all().blocks)
+    if (r == CUDA_ERROR_OUT_OF_MEMORY && caching() && vram_reclaim_all().blocks) /* not natively, beside what we keep */
         r = ask_driver(q);
-    return r;
+    return answered(q, r == CUDA_SUCCESS ? vram_life_context() : NULL, site_here(caller), r);
 }
 
 CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
 {
     if (!vram_driver()->cuMemAlloc_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
-    struct request q = {.family = VRAM_PLAIN, .size = size, .dptr = dptr};
+    const struct request q = {.family = VRAM_PLAIN, .size = size, .dptr = dptr};
     CUcontext ctx = dptr && size ? vram_life_context() : NULL;
-    return ctx ? allocate(&q, ctx, caller) : allocate_unknown(&q);
+    return ctx ? allocate(&q, ctx, caller) : allocate_unseen(&q, caller);
 }
 
 CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
@@ -241,9 +247,9 @@ CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
         return CUDA_ERROR_NOT_INITIALIZED;
     bool good = dptr && pitch && width && height && (element == 4 || element == 8 || element == 16) &&
                 row_pitch(width) && !__builtin_mul_overflow(row_pitch(width), height, &size);
-    struct request q = {VRAM_PITCH, size, width, height, element, dptr, pitch};
+    const struct request q = {VRAM_PITCH, size, width, height, element, dptr, pitch};
     CUcontext ctx = good ? vram_life_context() : NULL;
-    return ctx ? allocate(&q, ctx, caller) : allocate_unknown(&q);
+    return ctx ? allocate(&q, ctx, caller) : allocate_unseen(&q, caller);
 }
 
 /* A second free: kept from the driver, which owns the block in our cache (laws 8, 9). Under HEAP. */
@@ -429,11 +435,12 @@ static bool device_here(CUdevice *ret_device)
     CUcontext ctx = vram_life_context();
     vram_lock(VRAM_RANK_HEAP);
     const struct vram_life *life = ctx ? vram_life_find(ctx) : NULL;
-    if (life)
+    bool known = life && life->device >= 0;
+    if (known)
         *ret_device = life->device;
     vram_unlock(VRAM_RANK_HEAP);
     /* Nothing was allocated here, but perhaps in another context of the device. */
-    return life || (ctx && vram_driver()->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(ret_device) == CUDA_SUCCESS);
+    return known || (ctx && vram_driver()->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(ret_device) == CUDA_SUCCESS);
 }
 
 CUresult vram_heap_info(size_t *free, size_t *total)

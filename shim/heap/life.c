@@ -56,16 +56,18 @@ static bool exists(CUcontext ctx)
     return life != NULL;
 }
 
+bool vram_life_is_closing(CUcontext ctx) { return exists(ctx) && !vram_life_find(ctx); }
+
 /* Under HEAP. */
 static struct vram_life *make(CUcontext ctx, int device)
 {
     struct vram_life *life = vram_life_find(ctx);
-    if (life || exists(ctx))
+    if (life || !ctx || exists(ctx))
         return life;
     life = vram_meta_alloc(sizeof(*life));
     if (!life)
         return NULL;
-    *life = (struct vram_life){.ctx = ctx, .device = device, .fences.open = 1};
+    *life = (struct vram_life){.ctx = ctx, .device = device, .uncached = vram_heap.peers_lost, .fences.open = 1};
     for (unsigned i = 0; i < GREEN_MAX; i++)
         life->uncached |= green[i] == ctx;
     for (int d = 0; d < VRAM_DEVICES_MAX; d++)
@@ -90,12 +92,15 @@ struct vram_life *vram_life_of_current(CUcontext ctx)
 {
     CUdevice device;
     struct vram_life *life = vram_life_find(ctx);
-    if (vram_likely(life != NULL) || exists(ctx))
+    if (life ? vram_likely(life->device >= 0) : exists(ctx))
         return life;
     vram_unlock(VRAM_RANK_HEAP);
     bool known = vram_driver()->cuCtxGetDevice && VRAM_DRV(cuCtxGetDevice)(&device) == CUDA_SUCCESS;
     vram_lock(VRAM_RANK_HEAP);
-    return known ? make(ctx, device) : NULL;
+    life = known ? make(ctx, device) : NULL;
+    if (life && life->device < 0)
+        life->device = device;
+    return life;
 }
 
 void vram_life_pin(struct vram_life *life) { atomic_fetch_add(&life->busy, 1); }
@@ -195,14 +200,14 @@ bool vram_life_settle(CUcontext ctx)
 {
     const struct timespec tick = {0, 10000000};
     bool waited = false;
-    for (int i = 0; i < 100 && exists(ctx) && !vram_life_find(ctx); i++) {
+    for (int i = 0; i < 100 && vram_life_is_closing(ctx); i++) {
         unsigned seen = atomic_load(&decided);
         vram_unlock(VRAM_RANK_HEAP);
         syscall(SYS_futex, &decided, FUTEX_WAIT_PRIVATE, seen, &tick, NULL, 0);
         vram_lock(VRAM_RANK_HEAP);
         waited = true;
     }
-    return waited && !(exists(ctx) && !vram_life_find(ctx));
+    return waited && !vram_life_is_closing(ctx);
 }
 
 static void remove_peer(struct vram_life *life, const struct vram_life *peer)
@@ -302,17 +307,18 @@ static int device_of(CUcontext ctx)
 
 void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled)
 {
-    int accessor_device = device_of(accessor), owner_device = device_of(owner);
+    int accessor_device = accessor ? device_of(accessor) : -1, owner_device = device_of(owner);
     vram_lock(VRAM_RANK_HEAP);
     struct vram_life *a = make(accessor, accessor_device), *o = make(owner, owner_device);
-    if (a && o) {
+    if (a && o)
         remove_peer(o, a);
-        if (enabled && o->peer_count < VRAM_PEERS_MAX) {
-            o->peers[o->peer_count] = a;
-            __atomic_store_n(&o->peer_count, o->peer_count + 1, __ATOMIC_RELEASE);
-        } else if (enabled) {
-            o->uncached = true;
-        }
+    if (enabled && a && o && o->peer_count < VRAM_PEERS_MAX) {
+        o->peers[o->peer_count] = a;
+        __atomic_store_n(&o->peer_count, o->peer_count + 1, __ATOMIC_RELEASE);
+    } else if (enabled && o) {
+        o->uncached = true; /* the driver's own free knows for whom to wait */
+    } else if (enabled) {
+        vram_heap.peers_lost = true;
     }
     vram_unlock(VRAM_RANK_HEAP);
 }

@@ -23,9 +23,9 @@ enum { VRAM_PEERS_MAX = 16 };
 
 struct vram_life {
     CUcontext ctx; /* the key; constant */
-    int device;    /* constant */
+    int device;    /* constant; -1 before the first allocation, where the driver did not say */
     bool primary;
-    bool uncached; /* made from a green context, or with more peers than we follow: frees stay native */
+    bool uncached; /* made from a green context, or with peers that we do not follow: frees stay native */
     bool closing;
     atomic_uint busy; /* pins; also read without the lock; a futex */
     struct vram_cache cache;
@@ -48,6 +48,7 @@ struct vram_heap {
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */
     atomic_uint arrivals; /* not under HEAP; a futex: blocks that were on their way to the driver, and are not any more */
     atomic_uint askers;   /* not under HEAP; a futex: who asks for the free memory, so that none sets out meanwhile */
+    bool peers_lost; /* somebody has access to a context that there was no memory to note it for */
 };
 extern struct vram_heap vram_heap;
 
@@ -57,6 +58,7 @@ static inline struct vram_account *vram_books(int device)
 }
 
 struct vram_life *vram_life_find(CUcontext ctx); /* NULL: none, or closing */
+bool vram_life_is_closing(CUcontext ctx);
 
 /* The calling thread's current context, or NULL. No lock held. */
 CUcontext vram_life_context(void);
@@ -67,7 +69,7 @@ bool vram_life_failed(void);
 bool vram_life_failed_in(const struct vram_life *life); /* the same of a life's context; pinned */
 
 /* The life of `ctx`, which is the calling thread's current context; made if it is new. Under HEAP, which it may give up and
- * take again. NULL: the life is closing, or there is no memory. */
+ * take again. NULL: the life is closing, its device is not known, or there is no memory. */
 struct vram_life *vram_life_of_current(CUcontext ctx);
 
 void vram_life_pin(struct vram_life *life);   /* under HEAP */
@@ -94,7 +96,7 @@ bool vram_life_settle(CUcontext ctx);
 void vram_life_primary(CUdevice device, CUcontext ctx);
 CUcontext vram_life_primary_of(CUdevice device); /* NULL: never retained */
 void vram_life_green(CUcontext ctx);
-void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled);
+void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled); /* accessor NULL: the driver did not say who */
 
 /* Adds a block to its life, the ledger and the books / takes it out of all of them. Of the cache, a cached block is taken out
  * by the caller, before. The block's memory stays the caller's. enter: false if there is no host memory for the entry. */

@@ -76,8 +76,10 @@ VRAM_EXPORT __typeof__(vram_exit_now) _Exit __attribute__((alias("vram_exit_now"
 static void report_at_quick_exit(void *unused)
 {
     (void)unused;
-    if (vram_proc_is_recorded())
-        vram_report_write();
+    if (!vram_report_is_due())
+        return;
+    vram_libc___cxa_at_quick_exit()(report_at_quick_exit, NULL); /* for other threads that leave so, to wait in */
+    vram_report_write();
 }
 
 void vram_quick_exit_register(void)

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -16,10 +18,11 @@
 #include "config/options.h"
 #include "heap/heap.h"
 
-enum { LARGEST = 5 };
+enum { LARGEST = 5, PATIENCE_NS = 1000000000 };
 
-static atomic_bool written;
-static struct vram_heap_summary summary; /* used by the one thread that won `written` */
+static atomic_int writer; /* the thread that writes the report, or has written it; 0: none yet */
+static atomic_bool over;  /* it is written, or takes too long */
+static struct vram_heap_summary summary; /* used by the writer alone, as is all that follows */
 static char buffer[64 * 1024];
 
 static unsigned long long ull(uint64_t n) { return n; }
@@ -172,26 +175,55 @@ static int write_file(const struct vram_text *t, char *path, size_t cap)
     return r;
 }
 
-void vram_report_write(void)
+static int this_thread(void) { return (int)syscall(SYS_gettid); }
+
+bool vram_report_is_due(void)
 {
     if (!vram_proc_is_recorded() || !vram_heap_used() || vram_options->report.kind == VRAM_OUTPUT_NONE ||
-        atomic_exchange(&written, true))
-        return;
-    int saved = errno;
+        atomic_load(&over))
+        return false;
+    return atomic_load(&writer) != this_thread(); /* else a signal handler leaves, in the middle of the writing */
+}
+
+/* Whoever goes on from here ends the process, and would cut what another thread is writing. */
+static void wait_for_writer(void)
+{
+    const struct timespec tick = {0, 1000000};
+    uint64_t until = vram_now() + PATIENCE_NS;
+    while (!atomic_load(&over) && vram_now() < until)
+        nanosleep(&tick, NULL);
+}
+
+static void write_report(void)
+{
     struct vram_text t = VRAM_TEXT(buffer);
     compose(&t, vram_heap_summarise(&summary));
 
     if (vram_options->report.kind == VRAM_OUTPUT_PATH) {
         static char path[VRAM_PATH_MAX];
         int r = write_file(&t, path, sizeof(path));
-        if (r == 0) {
-            errno = saved;
+        if (r == 0)
             return;
-        }
         vram_say("cannot write the report to %s (%s); it follows here", path, strerror(-r));
     }
     vram_say_raw(t.buf, t.len);
+}
+
+void vram_report_write(void)
+{
+    int nobody = 0, saved = errno;
+    if (!vram_report_is_due())
+        return;
+    if (atomic_compare_exchange_strong(&writer, &nobody, this_thread()))
+        write_report();
+    else
+        wait_for_writer();
+    atomic_store(&over, true);
     errno = saved;
 }
 
-void vram_report_forget(void) { atomic_store(&written, false); }
+void vram_report_forget(void)
+{
+    atomic_store(&writer, 0);
+    atomic_store(&over, false);
+}

@@ -5,8 +5,14 @@
 #ifndef VRAM_OBSERVE_REPORT_H
 #define VRAM_OBSERVE_REPORT_H
 
-/* Writes the report where VRAMSHIM_REPORT says. Does nothing if no GPU memory was used, or the second time. */
+#include <stdbool.h>
+
+/* Writes the report where VRAMSHIM_REPORT says. Does nothing if no GPU memory was used, or the second time; while another
+ * thread writes it, waits for that one, at most a second. */
 void vram_report_write(void);
+
+/* It is not written yet, and not in the making on this very thread. */
+bool vram_report_is_due(void);
 
 void vram_report_forget(void); /* in a forked child */
 

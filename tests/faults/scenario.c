@@ -849,6 +849,9 @@ static void tell_recovery(void)
     printf("# refused_later %lu\n", sim_refused_frees() - refused);
 }
 
+/* A program that never uses CUDA. For `inject host`. */
+static void scenario_nothing(void) { saw("calls", 0); }
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -857,7 +860,7 @@ static const struct {
     {"full", scenario_full},       {"contexts", scenario_contexts},   {"peers", scenario_peers},
     {"capture", scenario_capture}, {"questions", scenario_questions}, {"lookup", scenario_lookup},
     {"work", scenario_work},       {"many", scenario_many},           {"child", scenario_child},
-    {"threads", scenario_threads},
+    {"threads", scenario_threads}, {"nothing", scenario_nothing},
 };
 
 int main(int argc, char **argv)
@@ -867,7 +870,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; argc == 2 && i < sizeof(scenarios) / sizeof(*scenarios); i++) {
         if (strcmp(argv[1], scenarios[i].name) != 0)
             continue;
-        if (strcmp(argv[1], "child") != 0)
+        if (strcmp(argv[1], "child") != 0 && strcmp(argv[1], "nothing") != 0)
             MUST(cuInit(0));
         scenarios[i].run();
         tell_recovery();

@@ -3,11 +3,28 @@
  * stands still until a host call waits (SIMCUDA_CLOCK=lazy): what a free waited for is complete afterwards, and nothing
  * else is.
  */
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
 #include "law.h"
 #include "sim.h"
 #include "world.h"
 
-enum { MIB = 1 << 20, WORK_NS = 1000000 };
+enum { MIB = 1 << 20, WORK_NS = 1000000, UNKNOWN = 999, ALWAYS = 1000 };
+
+/* This program has its own mmap, as programs may: it can fail for the shim. */
+static bool no_memory;
+
+void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    Dl_info info;
+    if (no_memory && dladdr(__builtin_return_address(0), &info) && strstr(info.dli_fname, "libvramshim")) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
+}
 
 /* Before the driver reads its options; the cases' processes inherit it. */
 static void __attribute__((constructor)) two_devices(void)
@@ -226,3 +243,34 @@ LAW_CASE_SIM(many_peers)
         OK(cu.cuEventQuery(events[i]));
     }
 }
+
+/* Access of which the shim cannot note who has it: the driver's own free waits for whoever it is, and the shim asks for
+ * nothing in a context that it does not know. */
+static void access_that_cannot_be_noted(const char *refused)
+{
+    two_contexts();
+    OK(cu.cuCtxSetCurrent(peer));
+    unsigned long pushes = driver_calls("cuCtxPushCurrent_v2");
+    if (refused)
+        SIM(sim_fail)(refused, 1, ALWAYS, UNKNOWN);
+    no_memory = !refused;
+    OK(cu.cuCtxEnablePeerAccess(owner, 0));
+    no_memory = false;
+    if (refused)
+        SIM(sim_fail)(refused, 1, 0, 0);
+    OK(cu.cuCtxSetCurrent(owner));
+    CUdeviceptr p = allocate(4 * MIB);
+    peer_uses(p);
+    release(p);
+    OK(cu.cuEventQuery(done));
+    p = allocate(4 * MIB);
+    OK(cu.cuMemsetD8Async(p, 1, 4 * MIB, NULL));
+    release(p);
+    CHECK_EQ(SIM(sim_hazards)(), 0);
+    if (refused && strcmp(refused, "cuCtxGetCurrent") == 0)
+        CHECK_EQ(driver_calls("cuCtxPushCurrent_v2"), pushes);
+}
+
+LAW_CASE_SIM(a_peer_that_is_not_named) { access_that_cannot_be_noted("cuCtxGetCurrent"); }
+LAW_CASE_SIM(a_peer_whose_device_is_not_named) { access_that_cannot_be_noted("cuCtxGetDevice"); }
+LAW_CASE_SIM(no_memory_to_note_a_peer) { access_that_cannot_be_noted(NULL); }

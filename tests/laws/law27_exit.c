@@ -265,15 +265,19 @@ LAW_CASE_SIM_ONCE(left_from_a_signal_handler)
     }
 }
 
+static bool called_by_the_shim(const void *caller)
+{
+    Dl_info info;
+    return dladdr(caller, &info) && strstr(info.dli_fname, "libvramshim");
+}
+
 /* The same at the worst moments, one after the other: whenever the shim asks for memory for its records, some of them
  * with its locks held. This program has its own mmap, as programs may; a signal handler there would do the same. */
 static unsigned leave_at; /* the how many-th of its mmaps; 0: never */
 
 void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
 {
-    Dl_info info;
-    if (leave_at && dladdr(__builtin_return_address(0), &info) && strstr(info.dli_fname, "libvramshim") &&
-        --leave_at == 0)
+    if (leave_at && called_by_the_shim(__builtin_return_address(0)) && --leave_at == 0)
         _exit(11);
     return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
 }
@@ -354,6 +358,87 @@ LAW_CASE_SIM_ONCE(left_while_memory_is_given_back)
 {
     for (int i = 0; i < 4; i++)
         by_every_way("flushes_and_leaves", "nothing leaked", EVERY_WAY);
+}
+
+/* Several threads leave at once. This program has a poll of its own, as programs may: the one that writes the report is
+ * held there for a while, for ever, or leaves once more, as a signal handler would. Nobody waits for itself. */
+static const char *hold;
+static atomic_bool writing;
+
+int poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+    const struct timespec t = {timeout / 1000, timeout % 1000 * 1000000L};
+    if (hold && called_by_the_shim(__builtin_return_address(0)) && !atomic_exchange(&writing, true)) {
+        if (*hold == 'i')
+            _exit(10);
+        for (int i = 0; *hold == 'e' || i < 100; i++)
+            nap();
+    }
+    return ppoll(fds, count, timeout < 0 ? NULL : &t, NULL);
+}
+
+int nanosleep(const struct timespec *time, struct timespec *rest)
+{
+    if (hold && *hold == 'i' && called_by_the_shim(__builtin_return_address(0)))
+        syscall(SYS_exit_group, 99);
+    int error = clock_nanosleep(CLOCK_REALTIME, 0, time, rest);
+    errno = error ? error : errno;
+    return error ? -1 : 0;
+}
+
+static void *leave_while_it_is_written(void *unused)
+{
+    WAIT_UNTIL(writing && *hold != 'i');
+    leave(atoi(getenv("LAW27_SECOND_WAY")));
+    return unused;
+}
+
+LAW_CHILD(leaves_twice)
+{
+    pthread_t thread;
+    alarm(20);
+    law_context();
+    allocate(3 * MIB);
+    hold = getenv("LAW27_HOLD");
+    CHECK(pthread_create(&thread, NULL, leave_while_it_is_written, NULL) == 0);
+    leave(way_from_environment());
+}
+
+static void twice(const char *how, int way, int second)
+{
+    char variables[3][32];
+    snprintf(variables[0], sizeof(variables[0]), "LAW27_HOLD=%s", how);
+    snprintf(variables[1], sizeof(variables[1]), "LAW27_WAY=%d", way);
+    snprintf(variables[2], sizeof(variables[2]), "LAW27_SECOND_WAY=%d", second);
+    int status = law_run_child("leaves_twice", ENV(variables[0], variables[1], variables[2]), text, sizeof(text));
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == way + 10 || WEXITSTATUS(status) == second + 10);
+}
+
+LAW_CASE_SIM_ONCE(left_while_the_report_is_written)
+{
+    for (int way = 0; way < 4; way++) {
+        for (int second = 0; second < 4; second++) {
+            twice("a while", way, second);
+            if (!under_shim())
+                continue;
+            CHECK_EQ(count_of(text, "LEAK SUMMARY"), 1);
+            if (!strstr(text, "3.0 MiB in 1 block never freed") || !strstr(text, "driver calls saved"))
+                law_fail(__FILE__, __LINE__, "cut, where way %d meets %d: %s", way, second, text);
+        }
+    }
+}
+
+LAW_CASE_SIM_ONCE(left_while_the_report_is_never_written)
+{
+    for (int way = 0; way < 4; way++)
+        twice("ever", way, way);
+}
+
+LAW_CASE_SIM_ONCE(left_from_within_the_report)
+{
+    for (int way = 0; way < 4; way++)
+        twice("itself", way, 0);
 }
 
 /* Killed, from inside and from outside, idle and in the middle of everything: natively so, and nothing is written. */

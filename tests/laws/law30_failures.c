@@ -49,6 +49,22 @@ void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
     return (void *)syscall(SYS_mmap, addr, length, prot, flags, fd, offset);
 }
 
+/* These two are asked for before a program can say a word, so the environment does. */
+int on_exit(void (*function)(int, void *), void *arg)
+{
+    if (getenv("LAW30_NO_ON_EXIT") && called_by_the_shim(__builtin_return_address(0)))
+        return -1;
+    return ((__typeof__(&on_exit))dlsym(RTLD_NEXT, "on_exit"))(function, arg);
+}
+
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object);
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object)
+{
+    if (getenv("LAW30_NO_ATFORK") && called_by_the_shim(__builtin_return_address(0)))
+        return ENOMEM;
+    return ((__typeof__(&__register_atfork))dlsym(RTLD_NEXT, "__register_atfork"))(prepare, parent, child, object);
+}
+
 /* The program as it would be natively: all succeeds, contents are right, errno stays. */
 static void works(unsigned blocks)
 {
@@ -172,12 +188,83 @@ LAW_CASE_SIM(no_memory_for_records_for_a_while)
         CHECK_EQ(lines_with("no host memory"), 1);
 }
 
+/* A driver that does not say in which context it allocates, and does when asked again: what it gave is in the books. Where it
+ * never says, the block is the program's and the driver's alone, and so is its free. */
+LAW_CHILD(allocates_in_an_unknown_context)
+{
+    CUdeviceptr p, q;
+    size_t pitch;
+    law_context();
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 1, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 1000, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuMemAlloc_v2(&q, 5 * MIB));
+    OK(cu.cuMemAllocPitch_v2(&p, &pitch, MIB, 7, 4));
+    SIM(sim_fail)("cuCtxGetCurrent", 1, 0, 0);
+    unsigned long before = driver_calls("cuMemFree_v2");
+    OK(cu.cuMemFree_v2(q));
+    CHECK_EQ(driver_calls("cuMemFree_v2"), before + 1);
+    CHECK_EQ(cu.cuMemFree_v2(q), CUDA_ERROR_INVALID_VALUE);
+    works(8);
+}
+
+LAW_CASE_SIM(an_unknown_context)
+{
+    CHECK_EQ(law_run_child("allocates_in_an_unknown_context", NULL, text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot account for an allocation"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+}
+
+/* The device is not named when peer access is given, but later: everything is under its own name. */
+LAW_CHILD(gives_access_on_an_unknown_device)
+{
+    CUcontext owner = law_context(), other;
+    CUdeviceptr p;
+    OK(cu.cuCtxCreate_v2(&other, 0, 1));
+    SIM(sim_fail)("cuCtxGetDevice", 1, 1000, CUDA_ERROR_UNKNOWN);
+    OK(cu.cuCtxEnablePeerAccess(owner, 0));
+    SIM(sim_fail)("cuCtxGetDevice", 1, 0, 0);
+    OK(cu.cuCtxSetCurrent(owner));
+    OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+    works(8);
+}
+
+LAW_CASE_SIM(an_unknown_device)
+{
+    CHECK_EQ(law_run_child("gives_access_on_an_unknown_device", ENV("SIMCUDA_DEVICES=2"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot account for an allocation"), 0);
+    CHECK_EQ(lines_with("  device 0"), under_shim());
+    CHECK_EQ(count_of(text, "  device "), under_shim());
+}
+
 /* No file for the report: one line, and the report where it can be read. */
 LAW_CHILD(leaks)
 {
     CUdeviceptr p;
     law_context();
     OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+}
+
+LAW_CHILD(does_nothing) {}
+
+/* No handler for forks, or none for exit. What a program without CUDA lacks, nobody has to know (law 6). */
+LAW_CASE_SIM_ONCE(no_fork_handler)
+{
+    CHECK_EQ(law_run_child("leaks", ENV("LAW30_NO_ATFORK=1"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot follow forks"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+    CHECK_EQ(law_run_child("does_nothing", ENV("LAW30_NO_ATFORK=1"), text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
+}
+
+LAW_CASE_SIM_ONCE(no_exit_handler)
+{
+    CHECK_EQ(law_run_child("leaks", ENV("LAW30_NO_ON_EXIT=1"), text, sizeof(text)), 0);
+    CHECK_EQ(lines_with("cannot be called at exit"), under_shim());
+    CHECK_EQ(lines_with("cannot write the report last"), under_shim());
+    CHECK_EQ(lines_with("3.0 MiB in 1 block never freed"), under_shim());
+    CHECK_EQ(law_run_child("does_nothing", ENV("LAW30_NO_ON_EXIT=1"), text, sizeof(text)), 0);
+    CHECK_EQ(strlen(text), 0);
 }
 
 LAW_CHILD(leaks_without_descriptors)

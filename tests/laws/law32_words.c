@@ -3,6 +3,7 @@
  * errno and dlerror() as before.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -140,7 +141,28 @@ LAW_CHILD(talks_into_a_full_pipe)
     exit(5);
 }
 
-static void into_a_full_pipe(bool nonblocking)
+/* The same while a profiler's timer interrupts every wait. */
+static void *interrupt(void *main_thread)
+{
+    for (;;) {
+        nap();
+        pthread_kill(*(pthread_t *)main_thread, SIGPROF);
+    }
+    return NULL;
+}
+
+LAW_CHILD(talks_into_a_full_pipe_under_a_profiler)
+{
+    static pthread_t self, thread;
+    alarm(20);
+    give_cause();
+    self = pthread_self();
+    signal(SIGPROF, count);
+    CHECK(pthread_create(&thread, NULL, interrupt, &self) == 0);
+    exit(5);
+}
+
+static void into_a_full_pipe(const char *name, bool nonblocking)
 {
     int fds[2];
     char page[4096] = {0};
@@ -151,13 +173,14 @@ static void into_a_full_pipe(bool nonblocking)
     CHECK_EQ(errno, EAGAIN);
     if (!nonblocking)
         CHECK(fcntl(fds[1], F_SETFL, 0) == 0);
-    int status = status_of(start("talks_into_a_full_pipe", -1, fds[1]));
+    int status = status_of(start(name, -1, fds[1]));
     CHECK(WIFEXITED(status));
     CHECK_EQ(WEXITSTATUS(status), 5);
 }
 
-LAW_CASE_SIM_ONCE(a_full_pipe) { into_a_full_pipe(false); }
-LAW_CASE_SIM_ONCE(a_full_pipe_that_does_not_block) { into_a_full_pipe(true); }
+LAW_CASE_SIM_ONCE(a_full_pipe) { into_a_full_pipe("talks_into_a_full_pipe", false); }
+LAW_CASE_SIM_ONCE(a_full_pipe_that_does_not_block) { into_a_full_pipe("talks_into_a_full_pipe", true); }
+LAW_CASE_SIM_ONCE(a_full_pipe_and_a_profiler) { into_a_full_pipe("talks_into_a_full_pipe_under_a_profiler", false); }
 
 /* Descriptor 2 becomes a data file: closed by the program (0), closed from the start (1), or put in its place (2). */
 LAW_CHILD(data_stays_for_the_parent)
