@@ -445,7 +445,7 @@ static bool device_here(CUdevice *ret_device)
 
 CUresult vram_heap_info(size_t *free, size_t *total)
 {
-    enum { TRIES = 4, AWAIT_NS = 20000000 };
+    enum { TRIES = 8, AWAIT_NS = 20000000 };
     CUdevice device;
     bool moved = true;
     CUresult r = CUDA_SUCCESS;

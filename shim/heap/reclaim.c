@@ -19,7 +19,7 @@
 #include "heap/heap.h"
 #include "heap/life.h"
 
-enum { HOLD_NS = 1000000, RESCUE_NS = 1000000000 };
+enum { HOLD_NS = 20000000, RESCUE_NS = 1000000000 };
 
 static void futex_wait(atomic_uint *word, unsigned expected, uint64_t ns)
 {

@@ -32,7 +32,7 @@ struct vram_traffic vram_traffic(int device); /* under HEAP */
 /* The block on its way, or NULL: to the program it is free like any other. To be asked after the ledger, which may know the
  * block that the driver has made of it since. Under HEAP. */
 struct vram_block *vram_reclaim_find(uint64_t addr);
-/* Between the two nothing new sets out, for a millisecond or so at least. */
+/* Between the two nothing new sets out, unless it takes some 20 ms: whoever gives back does not wait for ever. */
 void vram_reclaim_hold(void);
 void vram_reclaim_release(void);
 
