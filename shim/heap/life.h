@@ -27,6 +27,7 @@ struct vram_life {
     bool primary;
     bool uncached; /* made from a green context, or with peers that we do not follow: frees stay native */
     bool closing;
+    uint64_t refused; /* the last walk in which the driver took no block of it back, see reclaim.c */
     atomic_uint busy; /* pins; also read without the lock; a futex */
     struct vram_cache cache;
     struct vram_fences fences;
@@ -45,6 +46,7 @@ struct vram_heap {
     struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
     unsigned double_frees_kept;
     CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
+    uint64_t walks;              /* to give blocks back, since the start */
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */
     atomic_uint arrivals; /* not under HEAP; a futex: blocks that were on their way to the driver, and are not any more */
     atomic_uint askers;   /* not under HEAP; a futex: who asks for the free memory, so that none sets out meanwhile */

@@ -70,16 +70,25 @@ static void wait_for_askers(void)
     }
 }
 
+/* A walk over what is cached on a device. A life that refused one block is passed over from then on: what one block of a
+ * context meets, all will, be it a sticky error or a driver on its way out. */
+struct walk {
+    int device;
+    uint64_t bytes, blocks; /* still wanted */
+    uint64_t number;        /* of the walk; of which life->refused is the last that it refused */
+    struct vram_reclaimed *total;
+};
+
 /* Takes one victim out of some cache of the device, out of the ledger too (law 16: before the driver gets it), and pins its
- * life. NULL: none is left. The life `skip` is passed over. It is on its way until arrive(). */
-static struct vram_block *depart(int device, uint64_t wanted, const struct vram_life *skip, uint64_t *ret_pages)
+ * life. NULL: none is left. It is on its way until arrive(). */
+static struct vram_block *depart(const struct walk *walk, uint64_t *ret_pages)
 {
     struct vram_life *life, *next, *best = NULL;
     struct vram_block *b = NULL;
     vram_lock(VRAM_RANK_HEAP);
     HASH_ITER(hh, vram_heap.lives, life, next)
     {
-        if (life == skip || life->closing || (device != VRAM_EVERY_DEVICE && life->device != device))
+        if (life->refused == walk->number || life->closing || (walk->device != VRAM_EVERY_DEVICE && life->device != walk->device))
             continue;
         if (life->cache.bytes > (best ? best->cache.bytes : 0))
             best = life;
@@ -87,7 +96,7 @@ static struct vram_block *depart(int device, uint64_t wanted, const struct vram_
     if (best) {
         struct vram_account *books = vram_books(best->device);
         *ret_pages = books->cached_pages;
-        b = vram_cache_victim(&best->cache, wanted);
+        b = vram_cache_victim(&best->cache, walk->bytes);
         vram_block_withdraw(b);
         *ret_pages -= books->cached_pages;
         books->returning_pages += *ret_pages;
@@ -156,60 +165,71 @@ static CUresult free_in_its_context(const struct vram_block *b)
     return r;
 }
 
-static void reclaim(int device, uint64_t wanted, struct vram_reclaimed *total)
+/* One step of a walk; false: it is at its end. */
+static bool give_one_back(struct walk *walk)
 {
-    const struct vram_life *refusing = NULL;
-    uint64_t got = 0;
-    while (got < wanted) {
-        wait_for_askers();
-        /* In the gate before a block leaves the ledger: once a capture has begun, nothing moves. */
-        if (!vram_gate_enter()) {
-            total->capture = true;
-            return;
-        }
-        if (vram_heap_is_exiting()) { /* no driver call of ours any more (law 27); asked inside the gate, which exit drains */
-            vram_gate_leave();
-            return;
-        }
-        uint64_t pages;
-        struct vram_block *b = depart(device, wanted - got, refusing, &pages);
-        if (!b) {
-            vram_gate_leave();
-            return;
-        }
-        struct vram_life *life = b->life;
-        uint64_t capacity = b->capacity;
-        CUresult r = free_in_its_context(b);
-        vram_gate_leave();
-        arrive(b, pages, r);
-        if (r == CUDA_SUCCESS) {
-            got += vram_footprint(capacity);
-            total->blocks++;
-            total->bytes += capacity;
-        } else {
-            /* What one block of a context meets, all will: a sticky error, or a driver on its way out. */
-            total->refused = r;
-            if (refusing) {
-                vram_life_unpin(life);
-                return;
-            }
-            refusing = life;
-        }
-        vram_life_unpin(life);
+    wait_for_askers();
+    /* In the gate before a block leaves the ledger: once a capture has begun, nothing moves. */
+    if (!vram_gate_enter()) {
+        walk->total->capture = true;
+        return false;
     }
+    uint64_t pages;
+    /* On the way out no driver call is ours any more (law 27); asked inside the gate, which exit drains. */
+    struct vram_block *b = vram_heap_is_exiting() ? NULL : depart(walk, &pages);
+    if (!b) {
+        vram_gate_leave();
+        return false;
+    }
+    struct vram_life *life = b->life;
+    uint64_t capacity = b->capacity, footprint = vram_footprint(capacity);
+    CUresult r = free_in_its_context(b);
+    vram_gate_leave();
+    arrive(b, pages, r);
+    if (r == CUDA_SUCCESS) {
+        walk->bytes -= footprint < walk->bytes ? footprint : walk->bytes;
+        walk->blocks--;
+        walk->total->blocks++;
+        walk->total->bytes += capacity;
+    } else {
+        walk->total->refused = r;
+        vram_lock(VRAM_RANK_HEAP);
+        life->refused = walk->number;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    vram_life_unpin(life);
+    return true;
+}
+
+static void reclaim(int device, uint64_t bytes, uint64_t blocks, struct vram_reclaimed *total)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct walk walk = {device, bytes, blocks, ++vram_heap.walks, total};
+    vram_unlock(VRAM_RANK_HEAP);
+    while (walk.bytes && walk.blocks && give_one_back(&walk))
+        ;
+}
+
+/* Blocks kept on every device, and their bytes. */
+static void count_kept(uint64_t *ret_blocks, uint64_t *ret_bytes)
+{
+    *ret_blocks = *ret_bytes = 0;
+    vram_lock(VRAM_RANK_HEAP);
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
+        *ret_blocks += vram_heap.devices[d].cached_blocks;
+        *ret_bytes += vram_heap.devices[d].cached_bytes;
+    }
+    vram_unlock(VRAM_RANK_HEAP);
 }
 
 struct vram_reclaimed vram_reclaim_all(void)
 {
     struct vram_reclaimed total = {0};
     vram_fence_settle_device(VRAM_EVERY_DEVICE);
-    reclaim(VRAM_EVERY_DEVICE, UINT64_MAX, &total);
-    vram_lock(VRAM_RANK_HEAP);
-    for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
-        total.kept_blocks += vram_heap.devices[d].cached_blocks;
-        total.kept_bytes += vram_heap.devices[d].cached_bytes;
-    }
-    vram_unlock(VRAM_RANK_HEAP);
+    /* As many as there are now: threads that go on freeing must not keep it going. */
+    count_kept(&total.kept_blocks, &total.kept_bytes);
+    reclaim(VRAM_EVERY_DEVICE, UINT64_MAX, total.kept_blocks, &total);
+    count_kept(&total.kept_blocks, &total.kept_bytes);
     return total;
 }
 
@@ -264,7 +284,8 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
     /* A device's worth of steps: enough by the page count, then all, because small blocks may share pages. */
     while (ladder->step < 2 && ladder->given_back.blocks == before) {
         vram_fence_settle_device(ladder->device);
-        reclaim(ladder->device, ladder->step++ == 0 ? vram_footprint(ladder->size) : UINT64_MAX, &ladder->given_back);
+        reclaim(ladder->device, ladder->step++ == 0 ? vram_footprint(ladder->size) : UINT64_MAX, UINT64_MAX,
+                &ladder->given_back);
     }
     return arrived(ladder);
 }

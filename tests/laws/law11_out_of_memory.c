@@ -274,3 +274,18 @@ LAW_CASE_SIM(while_memory_is_on_its_way_to_the_driver)
     CUdeviceptr p = allocate((size_t)900 * MIB);
     OK(cu.cuMemFree_v2(p));
 }
+
+/* What is kept in some contexts cannot be had: what is in another one still can. */
+LAW_CASE_SIM(contexts_that_take_nothing_back)
+{
+    CUdevice device;
+    CUcontext ctx[3];
+    law_context();
+    OK(cu.cuDeviceGet(&device, 0));
+    for (int i = 0; i < 3; i++) {
+        OK(cu.cuCtxCreate_v2(&ctx[i], 0, device));
+        cached_block((size_t)(310 - 10 * i) * MIB); /* the fullest is asked first */
+    }
+    CHECK(SIM(sim_fail)("cuMemFree_v2", 1, 2, CUDA_ERROR_UNKNOWN) == 0);
+    allocate((size_t)400 * MIB);
+}

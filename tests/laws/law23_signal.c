@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdatomic.h>
 #include <sys/signalfd.h>
@@ -936,4 +937,45 @@ LAW_CASE_SIM_ONCE(chosen_by_python_before_the_driver_is_loaded)
     setenv("LAW23_PYTHON", python_first, 1);
     CHECK_EQ(shell("exec python3 -c \"$LAW23_PYTHON\"", out, sizeof(out)), 0);
     CHECK(strcmp(out, "python is content\n") == 0);
+}
+
+/* Threads that go on freeing do not keep a flush going. */
+static sem_t given_back, replaced;
+static atomic_uint given;
+
+static void *replace_what_is_given_back(void *ctx)
+{
+    OK(cu.cuCtxSetCurrent(ctx));
+    for (;;) {
+        sem_wait(&given_back);
+        cached_block(4 * MIB);
+        sem_post(&replaced);
+    }
+    return NULL;
+}
+
+static void replace(const char *entry, void *unused)
+{
+    (void)entry, (void)unused;
+    if (atomic_fetch_add(&given, 1) >= 100)
+        return;
+    sem_post(&given_back);
+    sem_wait(&replaced);
+}
+
+LAW_CASE_SIM_ONCE(among_threads_that_go_on_freeing)
+{
+    pthread_t thread;
+    CUcontext ctx;
+    if (!under_shim())
+        return;
+    arm();
+    OK(cu.cuCtxGetCurrent(&ctx));
+    sem_init(&given_back, 0, 0);
+    sem_init(&replaced, 0, 0);
+    CHECK(pthread_create(&thread, NULL, replace_what_is_given_back, ctx) == 0);
+    CHECK(SIM(sim_on_call)("cuMemFree_v2", replace, NULL) == 0);
+    raise(SIGUSR1);
+    expect_flush();
+    CHECK_EQ(atomic_load(&given), 1);
 }
