@@ -605,7 +605,7 @@ static void scenario_questions(void)
     CUevent event;
     primary(0);
     MUST(cuStreamCreate(&stream, 0));
-    MUST(cuEventCreate(&event, 0));
+    bool have_event = CALL(cuEventCreate, &event, 0) == CUDA_SUCCESS;
     memory_info();
     CALL(cuMemGetInfo_v2, NULL, NULL);
     for (int round = 0; round < 2; round++) {
@@ -650,8 +650,10 @@ static void scenario_questions(void)
         CALL(cuMulticastBindAddr, 0, 0, p, 2 * MIB, 0);
         CALL(cuStreamSynchronize, stream);
         CALL(cuStreamSynchronize_ptsz, NULL);
-        MUST(cuEventRecord(event, stream));
-        CALL(cuEventSynchronize, event);
+        if (have_event) {
+            MUST(cuEventRecord(event, stream));
+            CALL(cuEventSynchronize, event);
+        }
         CALL(cuCtxSynchronize);
         expect_current(ctx);
         release_surely(p);
@@ -824,6 +826,7 @@ static void scenario_threads(void)
 static void tell_recovery(void)
 {
     const char *entry = getenv("FAULTS_ENTRY"), *nth = getenv("FAULTS_NTH");
+    const char *mode = getenv("VRAMSHIM_FREE") ? getenv("VRAMSHIM_FREE") : "sync";
     CUdevice device;
     CUcontext ctx;
     CUdeviceptr p = 0;
@@ -841,6 +844,8 @@ static void tell_recovery(void)
         sim_note_free(p);
         MUST(cuMemFree_v2(p));
         frees++;
+        if (strcmp(mode, "sync") != 0)
+            MUST(cuCtxSynchronize()); /* simulated work may stand still until somebody waits */
     }
     printf("# kept %d\n", sim_calls("cuMemAlloc_v2") == asked);
     raise(SIGUSR1);
