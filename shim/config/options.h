@@ -29,6 +29,7 @@ struct vram_options {
     uint32_t waste;     /* hundredths of a percent */
     enum vram_free_mode free_mode;
     int signal; /* 0: none */
+    bool drain;
     struct vram_output report;
     bool verbose;
 };

@@ -14,6 +14,7 @@
 #include "base/say.h"
 #include "base/text.h"
 #include "config/options.h"
+#include "control/drain.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
 #include "heap/heap.h"
@@ -22,10 +23,12 @@
 enum {
     STACK = 1 << 20, /* the C library takes the program's thread-local storage out of it */
     LAST_CALL_MS = 200,
+    DRAIN_MS = 100, /* for Python to let us in; longer, and the flush goes ahead without */
 };
 
 int vram_control_atfork;
 static sem_t requests;      /* one post for each signal; private to the process */
+static atomic_bool asked;   /* by somebody from outside, since the last flush: the frameworks' caches are meant as well */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
 
@@ -44,11 +47,41 @@ static void amount(struct vram_text *t, uint64_t blocks, uint64_t bytes)
     vram_text_add(t, ")");
 }
 
-static void tell(const struct vram_reclaimed *done, uint64_t ns)
+/* "torch 1234" and "CuPy !what went wrong", a line each, as a drain leaves them. */
+static void tell_drained(struct vram_text *t, const struct vram_drained *drained)
 {
-    char buf[320];
+    char parts[VRAM_DRAIN_TEXT], *save = NULL;
+    unsigned told = 0;
+    memcpy(parts, drained->parts, sizeof(parts));
+    for (char *part = strtok_r(parts, "\n", &save); part; part = strtok_r(NULL, "\n", &save)) {
+        char *given = strchr(part, ' ');
+        if (!given)
+            continue;
+        *given++ = 0;
+        if (*given == '!') {
+            vram_say("cannot drain %s: %s", part, given + 1);
+            continue;
+        }
+        uint64_t bytes = strtoull(given, NULL, 10);
+        if (bytes == 0)
+            continue;
+        vram_text_add(t, told++ ? ", %s " : "%s gave up ", part);
+        vram_text_bytes(t, bytes);
+    }
+    if (!told)
+        return;
+    vram_text_add(t, " (Python let us in after ");
+    vram_text_duration(t, drained->gil_ns);
+    vram_text_add(t, "); ");
+}
+
+static void tell(const struct vram_reclaimed *done, uint64_t ns, const struct vram_drained *drained, bool draining)
+{
+    char buf[512];
     struct vram_text t = VRAM_TEXT(buf);
     signal_name(&t);
+    if (drained)
+        tell_drained(&t, drained);
     if (done->blocks == 0 && done->kept_blocks == 0) {
         vram_text_add(&t, "nothing was kept, so there is nothing to give back");
     } else {
@@ -63,13 +96,27 @@ static void tell(const struct vram_reclaimed *done, uint64_t ns)
         else if (done->kept_blocks)
             vram_text_add(&t, ", freed by the program meanwhile");
     }
+    if (draining)
+        vram_text_add(&t, "; Python is busy, its frameworks' caches follow when it lets us in");
     vram_say("%s", buf);
 }
 
-static void flush(void)
+static void await_captures(void)
+{
+    char buf[160];
+    struct vram_text t = VRAM_TEXT(buf);
+    if (!vram_capture_active())
+        return;
+    signal_name(&t);
+    vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
+    vram_say("%s", buf);
+    while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
+        ;
+}
+
+static void flush(const struct vram_drained *drained, bool draining)
 {
     struct vram_reclaimed total = {0};
-    bool told = false;
     uint64_t start = vram_now();
     for (;;) {
         struct vram_reclaimed now = vram_reclaim_all();
@@ -80,30 +127,29 @@ static void flush(void)
         total.refused = now.refused;
         if (!now.capture || vram_heap_is_exiting())
             break;
-        if (!told) {
-            char buf[160];
-            struct vram_text t = VRAM_TEXT(buf);
-            signal_name(&t);
-            vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
-            vram_say("%s", buf);
-            told = true;
-        }
-        while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
-            ;
+        await_captures();
     }
-    tell(&total, vram_now() - start);
+    tell(&total, vram_now() - start, drained, draining);
 }
+
+static void drain_is_over(void) { sem_post(&requests); }
 
 static void *serve(void *unused)
 {
     (void)unused;
     for (;;) {
+        struct vram_drained drained;
         while (sem_wait(&requests) != 0 && errno == EINTR)
             ;
         /* A storm of signals is one flush; one that arrives from here on is another. */
         while (sem_trywait(&requests) == 0)
             ;
-        flush();
+        await_captures();
+        bool wanted = atomic_exchange(&asked, false);
+        bool draining = wanted && vram_drain_start(drain_is_over);
+        bool over = vram_drain_take(&drained, draining ? DRAIN_MS : 0);
+        if (wanted || (over && drained.parts[0]))
+            flush(over ? &drained : NULL, draining && !over);
     }
     return NULL;
 }
@@ -168,6 +214,7 @@ bool vram_control_request(void)
 {
     if (!atomic_load(&running))
         return false;
+    atomic_store(&asked, true);
     sem_post(&requests);
     return true;
 }
@@ -176,4 +223,5 @@ void vram_control_forget(void)
 {
     atomic_store(&running, false);
     atomic_store(&started, false);
+    vram_drain_forget();
 }
