@@ -106,16 +106,18 @@ int vram_output_path(const struct vram_output *output, int pid, char *ret_path, 
 #define PARSE_BOOL(s, f) vram_parse_bool(s, f)
 #define PARSE_SIZE(s, f) vram_parse_size(s, f)
 #define PARSE_PERCENT(s, f) vram_parse_percent(s, f)
+#define PARSE_SECONDS(s, f) vram_parse_seconds(s, f)
 #define PARSE_FREE(s, f) parse_free_mode(s, f)
 #define PARSE_SIGNAL(s, f) vram_parse_signal(s, f)
 #define PARSE_OUTPUT(s, f) parse_output(s, f)
 
-enum type { BOOL, SIZE, PERCENT, FREE, SIGNAL, OUTPUT };
+enum type { BOOL, SIZE, PERCENT, SECONDS, FREE, SIGNAL, OUTPUT };
 
 static const char *const takes[] = {
     [BOOL] = "0 or 1",
     [SIZE] = "a size such as 512M or 4G, or none",
     [PERCENT] = "a percentage from 0 to 100",
+    [SECONDS] = "a number of seconds, or none",
     [FREE] = "sync, fenced or ordered",
     [SIGNAL] = "a signal such as USR1, USR2 or RTMIN+3, or none",
     [OUTPUT] = "stderr, none, or a path",
@@ -219,6 +221,13 @@ void vram_option_format(struct vram_text *t, size_t index)
             vram_text_add(t, "%llu", (unsigned long long)(f));                                                         \
     } while (0)
 #define FORMAT_PERCENT(f) vram_text_add(t, "%u.%02u", (f) / 100, (f) % 100)
+#define FORMAT_SECONDS(f)                                                                                              \
+    do {                                                                                                               \
+        if ((f) == UINT64_MAX)                                                                                         \
+            vram_text_add(t, "none");                                                                                  \
+        else                                                                                                           \
+            vram_text_add(t, "%llu.%03u", (unsigned long long)(f) / 1000, (unsigned)((f) % 1000));                     \
+    } while (0)
 #define FORMAT_FREE(f) vram_text_add(t, "%s", free_modes[f])
 #define FORMAT_SIGNAL(f) vram_signal_format(t, f)
 #define FORMAT_OUTPUT(f) vram_text_add(t, "%s", output_names[(f).kind])

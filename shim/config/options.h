@@ -30,11 +30,15 @@ struct vram_options {
     enum vram_free_mode free_mode;
     int signal; /* 0: none */
     bool drain;
+    uint64_t idle_drain; /* ms; UINT64_MAX: never */
     struct vram_output report;
     bool verbose;
 };
 
 extern const struct vram_options *const vram_options;
+
+/* Launches are of interest to whoever waits for the program to be idle, and to nobody else. */
+static inline bool vram_options_watch_launches(void) { return vram_options->idle_drain != UINT64_MAX; }
 
 /* From `environ` (NULL-terminated "NAME=value" strings). At load, and by the unit tests as often as they like. */
 void vram_options_read(char *const *environ_strings);
@@ -51,6 +55,7 @@ int vram_output_path(const struct vram_output *output, int pid, char *ret_path, 
 /* Parsers, each returning 0 or -EINVAL and leaving *ret_ untouched then. */
 int vram_parse_size(const char *s, uint64_t *ret_bytes);
 int vram_parse_percent(const char *s, uint32_t *ret_hundredths);
+int vram_parse_seconds(const char *s, uint64_t *ret_ms);
 int vram_parse_bool(const char *s, bool *ret_value);
 int vram_parse_signal(const char *s, int *ret_signal);
 

@@ -82,6 +82,22 @@ int vram_parse_percent(const char *s, uint32_t *ret_hundredths)
     return 0;
 }
 
+int vram_parse_seconds(const char *s, uint64_t *ret_ms)
+{
+    uint64_t whole, millionths;
+    if (strcasecmp(s, "none") == 0) {
+        *ret_ms = UINT64_MAX;
+        return 0;
+    }
+    s = read_decimal(s, &whole, &millionths);
+    if (s && *s == 's')
+        s++;
+    if (!s || *s || whole > 100000000 || (!whole && millionths < 1000))
+        return -EINVAL;
+    *ret_ms = whole * 1000 + millionths / 1000;
+    return 0;
+}
+
 int vram_parse_bool(const char *s, bool *ret_value)
 {
     static const char *const words[2][4] = {{"0", "off", "no", "false"}, {"1", "on", "yes", "true"}};

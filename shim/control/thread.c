@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/activity.h"
 #include "base/clock.h"
 #include "base/compiler.h"
 #include "base/proc.h"
@@ -27,15 +28,24 @@ enum {
 };
 
 int vram_control_atfork;
+bool vram_activity;
 static sem_t requests;      /* one post for each signal; private to the process */
 static atomic_bool asked;   /* by somebody from outside, since the last flush: the frameworks' caches are meant as well */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
 
-static void signal_name(struct vram_text *t)
+/* Why it flushes; at work on the thread only. */
+static bool by_idleness;
+
+static void begin_line(struct vram_text *t)
 {
-    vram_text_add(t, "flush (SIG");
-    vram_signal_format(t, vram_options->signal);
+    if (by_idleness) {
+        vram_text_add(t, "flush (idle for ");
+        vram_text_duration(t, vram_options->idle_drain * 1000000);
+    } else {
+        vram_text_add(t, "flush (SIG");
+        vram_signal_format(t, vram_options->signal);
+    }
     vram_text_add(t, "): ");
 }
 
@@ -79,7 +89,7 @@ static void tell(const struct vram_reclaimed *done, uint64_t ns, const struct vr
 {
     char buf[512];
     struct vram_text t = VRAM_TEXT(buf);
-    signal_name(&t);
+    begin_line(&t);
     if (drained)
         tell_drained(&t, drained);
     if (done->blocks == 0 && done->kept_blocks == 0) {
@@ -107,7 +117,7 @@ static void await_captures(void)
     struct vram_text t = VRAM_TEXT(buf);
     if (!vram_capture_active())
         return;
-    signal_name(&t);
+    begin_line(&t);
     vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
     vram_say("%s", buf);
     while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
@@ -134,22 +144,54 @@ static void flush(const struct vram_drained *drained, bool draining)
 
 static void drain_is_over(void) { sem_post(&requests); }
 
+/* Waits for a request. False: there is none, but the program has been idle for as long as VRAMSHIM_IDLE_DRAIN says, for the
+ * first time since it was at work. */
+static bool await_request(void)
+{
+    static bool drained; /* since the program was last at work */
+    uint64_t limit = vram_options->idle_drain, last = vram_now();
+    if (limit == UINT64_MAX) {
+        while (sem_wait(&requests) != 0 && errno == EINTR)
+            ;
+        return true;
+    }
+    /* Looked at four times in that time, at least each minute. */
+    uint64_t tick = limit / 4 < 60000 ? limit / 4 + 1 : 60000;
+    for (;;) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t); /* the one clock that sem_timedwait knows; if it is set, we look too early or late */
+        t.tv_nsec += (long)(tick % 1000 * 1000000);
+        t.tv_sec += (time_t)(tick / 1000) + t.tv_nsec / 1000000000;
+        t.tv_nsec %= 1000000000;
+        if (sem_timedwait(&requests, &t) == 0)
+            return true;
+        if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
+            last = vram_now();
+            drained = false;
+        } else if (!drained && vram_now() - last >= limit * 1000000) {
+            drained = true;
+            return false;
+        }
+    }
+}
+
 static void *serve(void *unused)
 {
     (void)unused;
     for (;;) {
         struct vram_drained drained;
-        while (sem_wait(&requests) != 0 && errno == EINTR)
-            ;
+        by_idleness = !await_request();
         /* A storm of signals is one flush; one that arrives from here on is another. */
         while (sem_trywait(&requests) == 0)
             ;
         await_captures();
-        bool wanted = atomic_exchange(&asked, false);
+        bool wanted = atomic_exchange(&asked, false) || by_idleness;
         bool draining = wanted && vram_drain_start(drain_is_over);
         bool over = vram_drain_take(&drained, draining ? DRAIN_MS : 0);
         if (wanted || (over && drained.parts[0]))
             flush(over ? &drained : NULL, draining && !over);
+        if (over)
+            __atomic_store_n(&vram_activity, false, __ATOMIC_RELAXED); /* the frameworks' frees, not the program's */
     }
     return NULL;
 }
@@ -200,7 +242,7 @@ void vram_control_start(void)
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
-    if (vram_options->signal) {
+    if (vram_options->signal || vram_options_watch_launches()) {
         int r = start_thread();
         if (r == 0)
             atomic_store(&running, true);

@@ -2,8 +2,10 @@
 
 #include <errno.h>
 
+#include "base/activity.h"
 #include "base/compiler.h"
 #include "base/proc.h"
+#include "config/options.h"
 
 /* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
@@ -14,6 +16,7 @@
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
         if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
+        vram_activity_mark();                                                                                          \
         uintptr_t caller = (uintptr_t)__builtin_return_address(0);                                                     \
         int saved = errno;                                                                                             \
         CUresult r = hook_call;                                                                                        \
@@ -23,6 +26,17 @@
     VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
     ENTRY(name, parameters, arguments, hook_##name(caller, VRAM_EXPAND arguments))
+/* A launch is only seen: not even its errno is kept. */
+#define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
+    static CUresult entry_##name parameters                                                                            \
+    {                                                                                                                  \
+        __typeof__(&name) real = vram_driver()->name;                                                                  \
+        if (vram_unlikely(!real))                                                                                      \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
+        vram_activity_mark();                                                                                          \
+        return real arguments;                                                                                         \
+    }                                                                                                                  \
+    VRAM_EXPORT __typeof__(entry_##name) name __attribute__((alias("entry_" #name)));
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK
@@ -30,8 +44,10 @@
 static const struct {
     void *wrapper;
     void *const *real;
+    bool launch;
 } table[] = {
-#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name},
+#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, false},
+#define VRAM_LAUNCH(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, true},
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
@@ -43,6 +59,6 @@ void *vram_hook_for(const void *real)
         return NULL;
     for (size_t i = 0; i < VRAM_LENGTH(table); i++)
         if (__atomic_load_n(table[i].real, __ATOMIC_RELAXED) == real)
-            return table[i].wrapper;
+            return table[i].launch && !vram_options_watch_launches() ? NULL : table[i].wrapper;
     return NULL;
 }

@@ -16,6 +16,7 @@
 #define VRAM_EXPAND(...) __VA_ARGS__
 
 #define VRAM_HOOK(name, parameters, arguments) CUresult hook_##name(uintptr_t caller, VRAM_EXPAND parameters);
+#define VRAM_LAUNCH(name, parameters, arguments)
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK

@@ -5,6 +5,7 @@
 #include "base/compiler.h"
 #include "base/elf.h"
 #include "base/libc.h"
+#include "config/options.h"
 #include "driver/driver.h"
 #include "interpose/lookup.h"
 
@@ -13,6 +14,15 @@ static bool hooked_name(const char *name)
 {
     static const char *const names[] = {
 #define VRAM_HOOK(name, parameters, arguments) #name,
+#define VRAM_LAUNCH(name, parameters, arguments)
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+    };
+    static const char *const launches[] = {
+#define VRAM_HOOK(name, parameters, arguments)
+#define VRAM_LAUNCH(name, parameters, arguments) #name,
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK
@@ -22,6 +32,9 @@ static bool hooked_name(const char *name)
         return false;
     for (size_t i = 0; i < VRAM_LENGTH(names); i++)
         if (vram_elf_same(names[i], name))
+            return true;
+    for (size_t i = 0; vram_options_watch_launches() && i < VRAM_LENGTH(launches); i++)
+        if (vram_elf_same(launches[i], name))
             return true;
     return false;
 }

@@ -382,6 +382,49 @@ torch.cuda.empty_cache = empty_cache
         self.assertEqual(p.end(), 0, p.err)
 
 
+class Idleness(unittest.TestCase):
+    GAVE = r"flush \(idle for 500\.0 ms\): torch gave up 512\.0 MiB .*; gave 8 blocks"
+
+    def test_by_itself(self):
+        """Once each time that the program has been at work; and it finds its memory when it goes on."""
+        p = Program(START + READY + "input()\nsay('used', gpu.used() // gpu.MIB)\ntorch.cuda.keep(8, 64 * gpu.MIB)\n"
+                    "say('again')\ninput()\nsay('used', gpu.used() // gpu.MIB)\n", VRAMSHIM_IDLE_DRAIN="0.5")
+        for wait in ("ready", "again"):
+            p.prints(wait)
+            p.says(self.GAVE)
+            time.sleep(1)
+            self.assertEqual(sum("idle" in line for line in p.err), 1 + (wait == "again"), p.err)
+            p.send()
+            p.prints("used 16")
+        self.assertEqual(p.end(), 0, p.err)
+
+    def test_not_among_launches(self):
+        """torch at work makes no call about memory for hours."""
+        for name in ("cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch"):
+            p = Program(START + READY + f"gpu.launch_for(2, '{name}')\nsay('calls', torch.cuda.calls)\ninput()\n",
+                        VRAMSHIM_IDLE_DRAIN="0.5")
+            p.prints("ready")
+            p.prints("calls 0")
+            p.says(self.GAVE)
+            p.send()
+            self.assertEqual(p.end(), 0, p.err)
+
+    def test_beside_the_signal(self):
+        p = Program(START + READY + "input()\n", VRAMSHIM_IDLE_DRAIN="1000", VRAMSHIM_SIGNAL="USR2")
+        p.prints("ready")
+        os.kill(p.process.pid, signal.SIGUSR2)
+        p.says(r"flush \(SIGUSR2\): torch gave up 512\.0 MiB")
+        p.send()
+        self.assertEqual(p.end(), 0, p.err)
+
+    def test_without_a_signal(self):
+        p = Program(START + READY + "input()\n", VRAMSHIM_IDLE_DRAIN="0.5", VRAMSHIM_SIGNAL="none")
+        p.prints("ready")
+        p.says(self.GAVE)
+        p.send()
+        self.assertEqual(p.end(), 0, p.err)
+
+
 class Children(unittest.TestCase):
     def test_forked_worker(self):
         """A worker that uses no GPU: signals reach it, nobody drains in it; nor does a fork while its parent drains harm it."""

@@ -141,6 +141,16 @@ Test(options, percentages_and_switches)
     cr_assert_eq(p, 10000);
     cr_assert_eq(vram_parse_percent("100.1", &p), -EINVAL);
     cr_assert_eq(vram_parse_percent("12,5", &p), -EINVAL);
+    uint64_t ms;
+    cr_assert_eq(vram_parse_seconds("30", &ms), 0);
+    cr_assert_eq(ms, 30000);
+    cr_assert_eq(vram_parse_seconds("0.25s", &ms), 0);
+    cr_assert_eq(ms, 250);
+    cr_assert_eq(vram_parse_seconds("none", &ms), 0);
+    cr_assert_eq(ms, UINT64_MAX);
+    cr_assert_eq(vram_parse_seconds("0", &ms), -EINVAL);
+    cr_assert_eq(vram_parse_seconds("-1", &ms), -EINVAL);
+    cr_assert_eq(vram_parse_seconds("5m", &ms), -EINVAL);
     cr_assert_eq(vram_parse_bool("YES", &b), 0);
     cr_assert(b);
     cr_assert_eq(vram_parse_bool("2", &b), -EINVAL);

@@ -1,5 +1,6 @@
 """The driver by ctypes, as much of it as the stand-ins for torch and CuPy need. Knows nothing of the shim."""
 import ctypes
+import time
 
 _driver = ctypes.CDLL("libcuda.so.1")
 MIB = 1 << 20
@@ -37,6 +38,26 @@ def used():
     return _driver.sim_used(0)
 
 
+def launch_for(seconds, entry):
+    """A launch each 50 ms, and nothing else."""
+    start()
+    module, function, execution = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuModuleLoadData", ctypes.byref(module), b".version 7.0")
+    call("cuModuleGetFunction", ctypes.byref(function), module, b"nothing")
+    args = [function, 1, 1, 1, 1, 1, 1, 0, None, None, None]
+    if entry == "cuGraphLaunch":
+        begin_capture()
+        graph = end_capture(keep=True)
+        call("cuGraphInstantiateWithFlags", ctypes.byref(execution), graph, ctypes.c_uint64(0))
+        args = [execution, stream]
+    elif "Cooperative" in entry:
+        args.pop()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        call(entry, *args)
+        time.sleep(0.05)
+
+
 def begin_capture():
     start()
     if not stream:
@@ -44,7 +65,9 @@ def begin_capture():
     call("cuStreamBeginCapture_v2", stream, 0)
 
 
-def end_capture():
+def end_capture(keep=False):
     graph = ctypes.c_void_p()
     call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    if keep:
+        return graph
     call("cuGraphDestroy", graph)
