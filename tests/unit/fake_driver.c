@@ -70,9 +70,9 @@ static uint64_t map_pages(int device, enum page_use use[PAGES])
 
 static struct allocation *overlapping(CUdeviceptr addr, uint64_t size)
 {
-    for (int i = 0; i < ALLOCATIONS; i++)
-        if (allocations[i].addr < addr + size && addr < allocations[i].addr + allocations[i].size && allocations[i].addr)
-            return &allocations[i];
+    for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++)
+        if (a->addr && a->addr < addr + size && addr < a->addr + a->size)
+            return a;
     return NULL;
 }
 

@@ -6,29 +6,9 @@
 #include "driver/capture.h"
 #include "driver/driver.h"
 #include "fake_driver.h"
-#include "heap/life.h"
 #include "heap/reclaim.h"
 #include "heard.h"
-#include "invariants.h"
-
-static const size_t MiB = 1 << 20;
-
-static CUdeviceptr get(size_t size)
-{
-    CUdeviceptr p = 0;
-    cr_assert_eq(vram_heap_alloc(&p, size, 0), CUDA_SUCCESS);
-    return p;
-}
-
-static void give_back(CUdeviceptr p) { cr_assert_eq(vram_heap_free(p, 0), CUDA_SUCCESS); }
-
-static struct vram_block *block(CUdeviceptr p)
-{
-    vram_lock(VRAM_RANK_HEAP);
-    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, p);
-    vram_unlock(VRAM_RANK_HEAP);
-    return b;
-}
+#include "steps.h"
 
 static const struct vram_account *books(void) { return vram_books(0); }
 

@@ -1,11 +1,35 @@
-#include "invariants.h"
+#include "steps.h"
 
 #include <criterion/criterion.h>
 
 #include "base/lock.h"
 #include "config/options.h"
-#include "fake_driver.h"
-#include "heap/life.h"
+#include "heap/heap.h"
+
+CUdeviceptr get(size_t size)
+{
+    CUdeviceptr p = 0;
+    cr_assert_eq(vram_heap_alloc(&p, size, 0), CUDA_SUCCESS);
+    return p;
+}
+
+void give_back(CUdeviceptr p) { cr_assert_eq(vram_heap_free(p, 0), CUDA_SUCCESS); }
+
+struct vram_block *block(CUdeviceptr p)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, p);
+    vram_unlock(VRAM_RANK_HEAP);
+    return b;
+}
+
+struct vram_life *life_of(CUcontext ctx)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = vram_life_find(ctx);
+    vram_unlock(VRAM_RANK_HEAP);
+    return life;
+}
 
 static bool shares_page(const struct vram_block *a, const struct vram_block *b)
 {
