@@ -452,8 +452,8 @@ Test(rescue, is_told_three_times_and_then_more_rarely)
     }
     cr_assert_eq(vram_books(0)->oom_rescued, 23);
     cr_assert_eq(times_heard("vramshim: out of memory"), 4);
-    cr_assert_eq(times_heard("out of memory for 50.0 MiB on device 0: gave 1 kept block (100.0 MiB) back to the driver, "
-                             "and the allocation succeeded\n"),
+    cr_assert_eq(times_heard("out of memory for 50.0 MiB on device 0: gave 1 kept block (100.0 MiB) back to "
+                             "the driver, and the allocation succeeded\n"),
                  1);
     cr_assert_eq(times_heard("(time 10; further ones are told more rarely)"), 1);
 }
