@@ -1,0 +1,470 @@
+/* heap/reclaim.h: giving blocks back to the driver, because somebody asked or because memory ran out. */
+#include "heap/reclaim.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/lock.h"
+#include "driver/capture.h"
+#include "heap/fence.h"
+#include "heap/heap.h"
+#include "heard.h"
+#include "steps.h"
+
+static void moment(void) { nanosleep(&(const struct timespec){0, 1000000}, NULL); }
+
+static CUdeviceptr in(CUcontext ctx, size_t size)
+{
+    fake_use(ctx);
+    return get(size);
+}
+
+static struct vram_traffic traffic(void)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_traffic t = vram_traffic(0);
+    vram_unlock(VRAM_RANK_HEAP);
+    return t;
+}
+
+Test(flush, everything_kept_goes_and_what_is_live_stays)
+{
+    FAKE_START();
+    CUdeviceptr live = in(&fake_a, 4 * MiB), a = in(&fake_a, 6 * MiB), b = in(&fake_b, 1000);
+    CUdeviceptr o = in(&fake_other, 8 * MiB);
+    give_back(a);
+    give_back(b);
+    give_back(o);
+    struct vram_reclaimed r = vram_reclaim_all();
+    cr_assert_eq(r.blocks, 3);
+    cr_assert_eq(r.bytes, 14 * MiB + 1000);
+    cr_assert_eq(r.kept_blocks, 0);
+    cr_assert_eq(r.kept_bytes, 0);
+    cr_assert_eq(r.refused, CUDA_SUCCESS);
+    cr_assert_not(r.capture);
+    cr_assert_eq(block(live)->state, VRAM_LIVE);
+    cr_assert_eq(fake_blocks(), 1);
+    cr_assert_eq(fake_current(), &fake_other, "each is freed in its own context, and the program's is current again");
+    invariants();
+}
+
+Test(flush, what_is_pending_is_waited_for)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced");
+    CUdeviceptr p = get(4 * MiB);
+    fake_a.work++;
+    give_back(p);
+    cr_assert_eq(vram_reclaim_all().blocks, 1);
+    cr_assert_eq(fake_a.done, 1);
+    cr_assert_eq(fake_blocks(), 0);
+    invariants();
+}
+
+Test(flush, nothing_kept_is_nothing_to_do)
+{
+    FAKE_START();
+    get(4 * MiB);
+    struct vram_reclaimed r = vram_reclaim_all();
+    cr_assert_eq(r.blocks, 0);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+}
+
+static CUdeviceptr subject;
+
+static void free_the_subject(void) { give_back(subject); }
+
+/* Threads that go on freeing must not keep it going for ever. */
+Test(flush, as_much_goes_as_there_was_when_it_began)
+{
+    FAKE_START();
+    CUdeviceptr p = get(4 * MiB);
+    subject = get(4 * MiB);
+    give_back(p);
+    fake.cuMemFree_v2.before = free_the_subject;
+    struct vram_reclaimed r = vram_reclaim_all();
+    cr_assert_eq(r.blocks, 1);
+    cr_assert_eq(r.kept_blocks, 1);
+    cr_assert_eq(r.kept_bytes, 4 * MiB);
+    invariants();
+}
+
+Test(flush, a_context_that_refuses_is_passed_over)
+{
+    CUdeviceptr a[3], b[3];
+    FAKE_START();
+    for (int i = 0; i < 3; i++) {
+        a[i] = in(&fake_a, 8 * MiB);
+        b[i] = in(&fake_b, 4 * MiB);
+    }
+    for (int i = 0; i < 3; i++) {
+        give_back(a[i]);
+        give_back(b[i]);
+    }
+    fake_a.failed = CUDA_ERROR_ILLEGAL_ADDRESS;
+    struct vram_reclaimed r = vram_reclaim_all();
+    cr_assert_eq(r.blocks, 3);
+    cr_assert_eq(r.bytes, 12 * MiB);
+    cr_assert_eq(r.kept_blocks, 3);
+    cr_assert_eq(r.refused, CUDA_ERROR_ILLEGAL_ADDRESS);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 4, "what one block of a context meets, all will");
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(block(a[i])->state, VRAM_CACHED);
+    invariants();
+    fake_a.failed = CUDA_SUCCESS;
+    cr_assert_eq(vram_reclaim_all().blocks, 3, "the next time it is asked again");
+    invariants();
+}
+
+Test(flush, a_refused_block_is_handed_out_as_before)
+{
+    FAKE_START();
+    CUdeviceptr p = get(4 * MiB);
+    give_back(p);
+    fake.cuMemFree_v2.refuse = CUDA_ERROR_NOT_PERMITTED;
+    vram_reclaim_all();
+    cr_assert_eq(vram_books(0)->frees, 1);
+    cr_assert_eq(get(4 * MiB), p);
+    cr_assert_eq(vram_books(0)->allocs, 2);
+    invariants();
+}
+
+Test(flush, a_block_that_the_driver_does_not_know_is_not_kept)
+{
+    FAKE_START();
+    CUdeviceptr p = get(4 * MiB);
+    give_back(p);
+    fake_end(&fake_a); /* unseen by us */
+    struct vram_reclaimed r = vram_reclaim_all();
+    cr_assert_eq(r.refused, CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(r.kept_blocks, 0);
+    cr_assert_null(block(p));
+    cr_assert_eq(vram_books(0)->ended_all, 1);
+    invariants();
+}
+
+static void allocate_it_anew(void) { cr_assert_eq(get(4 * MiB), subject); }
+
+/* The driver may give the address to another thread before its answer has reached us: two blocks, one after another. */
+Test(flush, an_address_that_is_given_again_at_once_is_another_block)
+{
+    FAKE_START();
+    subject = get(4 * MiB);
+    give_back(subject);
+    fake.cuMemFree_v2.after = allocate_it_anew;
+    cr_assert_eq(vram_reclaim_all().blocks, 1);
+    cr_assert_eq(block(subject)->state, VRAM_LIVE);
+    invariants();
+    give_back(subject);
+    cr_assert_eq(block(subject)->state, VRAM_CACHED);
+    cr_assert_eq(vram_books(0)->double_frees, 0);
+    invariants();
+}
+
+static pthread_t capturer;
+static void *capture(void *unused)
+{
+    vram_capture_announce(); /* waits for the call of ours that is under way */
+    return unused;
+}
+
+static void begin_a_capture(void)
+{
+    pthread_create(&capturer, NULL, capture, NULL);
+    while (!vram_capture_active())
+        moment();
+}
+
+Test(flush, a_capture_stops_it_where_it_is, .timeout = 60)
+{
+    FAKE_START();
+    CUdeviceptr p = get(4 * MiB);
+    give_back(get(4 * MiB));
+    give_back(p);
+    fake.cuMemFree_v2.before = begin_a_capture;
+    struct vram_reclaimed r = vram_reclaim_all();
+    pthread_join(capturer, NULL);
+    cr_assert(r.capture);
+    cr_assert_eq(r.blocks, 1);
+    cr_assert_eq(r.kept_blocks, 1);
+    cr_assert_eq(vram_reclaim_all().blocks, 0);
+    vram_capture_not_begun();
+    cr_assert_eq(vram_reclaim_all().blocks, 1);
+    invariants();
+}
+
+Test(flush, on_the_way_out_nothing_is_given_back)
+{
+    FAKE_START();
+    give_back(get(4 * MiB));
+    vram_heap_exiting();
+    cr_assert_eq(vram_reclaim_all().blocks, 0);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+    invariants();
+}
+
+static void look_on_its_way(void)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_block *b = vram_reclaim_find(subject);
+    bool known = vram_ledger_find(&vram_heap.ledger, subject);
+    bool other = vram_reclaim_find(subject + 512);
+    vram_unlock(VRAM_RANK_HEAP);
+    cr_assert(b && b->addr == subject);
+    cr_assert_not(known);
+    cr_assert_not(other);
+    cr_assert_eq(traffic().departed, traffic().arrived + 1);
+    cr_assert_eq(vram_books(0)->returning_blocks, 1);
+    cr_assert_eq(vram_books(0)->returning_pages, 2);
+    cr_assert_eq(vram_books(0)->cached_pages, 0);
+}
+
+Test(flush, a_block_is_out_of_the_ledger_before_the_driver_has_it)
+{
+    FAKE_START();
+    subject = get(4 * MiB);
+    give_back(subject);
+    fake.cuMemFree_v2.before = look_on_its_way;
+    vram_reclaim_all();
+    cr_assert_null(fake.cuMemFree_v2.before);
+    cr_assert_eq(traffic().departed, 1);
+    cr_assert_eq(traffic().arrived, 1);
+    vram_lock(VRAM_RANK_HEAP);
+    cr_assert_null(vram_reclaim_find(subject));
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+static sem_t go_on;
+static void stay(void) { sem_wait(&go_on); }
+
+static void *flush_all(void *unused)
+{
+    vram_reclaim_all();
+    return unused;
+}
+
+/* A flush by another thread that stays in the driver's free, with one block on its way. */
+static pthread_t stay_in_a_flush(void)
+{
+    pthread_t thread;
+    sem_init(&go_on, 0, 0);
+    fake.cuMemFree_v2.before = stay;
+    pthread_create(&thread, NULL, flush_all, NULL);
+    while (traffic().departed == traffic().arrived)
+        moment();
+    return thread;
+}
+
+static void *let_it_go_on(void *unused)
+{
+    moment();
+    sem_post(&go_on);
+    return unused;
+}
+
+Test(traffic, awaiting_ends_when_what_was_on_its_way_has_arrived, .timeout = 60)
+{
+    pthread_t other;
+    FAKE_START();
+    give_back(get(4 * MiB));
+    struct vram_traffic t = vram_reclaim_await(0, UINT64_MAX / 2);
+    cr_assert_eq(t.departed, 0, "nothing is on its way");
+    pthread_t flush = stay_in_a_flush();
+    t = vram_reclaim_await(0, 1000000);
+    cr_assert_eq(t.departed, 1);
+    cr_assert_eq(t.arrived, 0, "it takes too long");
+    pthread_create(&other, NULL, let_it_go_on, NULL);
+    t = vram_reclaim_await(0, UINT64_MAX / 2);
+    cr_assert_eq(t.arrived, 1);
+    cr_assert_eq(vram_reclaim_await(1, UINT64_MAX / 2).arrived, 0, "of another device");
+    pthread_join(flush, NULL);
+    pthread_join(other, NULL);
+    invariants();
+}
+
+Test(traffic, nothing_sets_out_while_somebody_asks, .timeout = 60)
+{
+    enum { HOLD_NS = 20000000 };
+    pthread_t flush;
+    FAKE_START();
+    give_back(get(4 * MiB));
+    uint64_t since = vram_now();
+    vram_reclaim_hold();
+    pthread_create(&flush, NULL, flush_all, NULL);
+    while (!fake.cuMemFree_v2.calls)
+        moment();
+    cr_assert_geq(vram_now(), since + HOLD_NS, "unless it takes too long"); /* a lower bound: never early */
+    pthread_join(flush, NULL);
+    vram_reclaim_release();
+    invariants();
+}
+
+/* The card holds 64 pages. */
+static void fill(size_t first, size_t second, size_t third)
+{
+    CUdeviceptr p = get(first), q = get(second), r = get(third);
+    give_back(p);
+    give_back(q);
+    give_back(r);
+}
+
+Test(rescue, just_enough_is_given_back)
+{
+    FAKE_START();
+    get(50 * MiB);
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    get(14 * MiB);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 1);
+    cr_assert_eq(vram_books(0)->cached_bytes, 50 * MiB, "the smallest that alone is enough");
+    cr_assert_eq(vram_books(0)->oom_rescued, 1);
+    cr_assert_eq(vram_books(0)->oom_failed, 0);
+    invariants();
+}
+
+Test(rescue, then_everything)
+{
+    FAKE_START();
+    get(50 * MiB);
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    fake.cuMemAlloc_v2.refuse = CUDA_ERROR_OUT_OF_MEMORY;
+    fake.cuMemAlloc_v2.times = 2; /* the first attempt, and the one after just enough */
+    get(14 * MiB);
+    cr_assert_eq(fake.cuMemAlloc_v2.calls, 4 + 3);
+    cr_assert_eq(vram_books(0)->cached_blocks, 0);
+    cr_assert_eq(vram_books(0)->oom_rescued, 1);
+    invariants();
+}
+
+Test(rescue, then_the_native_error)
+{
+    FAKE_START();
+    CUdeviceptr p = 0;
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    fake.cuMemAlloc_v2.refuse = CUDA_ERROR_OUT_OF_MEMORY;
+    cr_assert_eq(vram_heap_alloc(&p, 14 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(fake.cuMemAlloc_v2.calls, 3 + 3);
+    cr_assert_eq(vram_books(0)->oom_failed, 1);
+    cr_assert_eq(vram_books(0)->oom_rescued, 0);
+    cr_assert_eq(vram_books(0)->live_blocks, 0, "nothing of it is left behind");
+    cr_assert_eq(fake_blocks(), 0);
+    invariants();
+}
+
+Test(rescue, another_error_is_not_about_memory)
+{
+    FAKE_START();
+    CUdeviceptr p;
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    fake.cuMemAlloc_v2.refuse = CUDA_ERROR_NOT_PERMITTED;
+    cr_assert_eq(vram_heap_alloc(&p, 14 * MiB, 0), CUDA_ERROR_NOT_PERMITTED);
+    cr_assert_eq(vram_books(0)->cached_blocks, 3);
+    cr_assert_eq(vram_books(0)->oom_failed, 0);
+}
+
+/* Programs find a card's limit by asking for more than it has. */
+Test(rescue, what_can_never_fit_costs_nothing)
+{
+    FAKE_START();
+    CUdeviceptr p;
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    cr_assert_eq(vram_heap_alloc(&p, 130 * (size_t)MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(vram_books(0)->cached_blocks, 3);
+    get(100 * MiB); /* on which the program then settles */
+    cr_assert_eq(vram_heap_alloc(&p, 40 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY, "beyond what is free and kept together");
+    cr_assert_eq(fake.cuMemFree_v2.calls, 3);
+    invariants();
+}
+
+Test(rescue, only_the_devices_own_blocks_help)
+{
+    FAKE_START();
+    give_back(in(&fake_other, 40 * MiB));
+    give_back(in(&fake_b, 40 * MiB)); /* another context of the same device does */
+    in(&fake_a, 120 * (size_t)MiB);
+    cr_assert_eq(vram_books(0)->cached_blocks, 0);
+    cr_assert_eq(vram_books(1)->cached_blocks, 1);
+    invariants();
+}
+
+Test(rescue, what_is_pending_serves_before_anything_is_given_back)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced");
+    CUdeviceptr p = get(60 * MiB), q = get(60 * MiB);
+    fake_a.work++;
+    give_back(p);
+    cr_assert_eq(get(60 * MiB), p);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+    give_back(q);
+    get(64 * MiB);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 1, "it is given back as well");
+    invariants();
+}
+
+Test(rescue, a_context_that_refuses_is_passed_over)
+{
+    FAKE_START();
+    give_back(in(&fake_b, 60 * MiB));
+    give_back(in(&fake_a, 40 * MiB));
+    fake_b.failed = CUDA_ERROR_ILLEGAL_ADDRESS;
+    get(60 * MiB);
+    cr_assert_eq(vram_books(0)->cached_blocks, 1);
+    cr_assert_eq(vram_books(0)->oom_rescued, 1);
+    invariants();
+}
+
+static void let_the_flush_go_on(void) { sem_post(&go_on); }
+
+/* The memory is neither the cache's nor the driver's when the attempt fails. */
+Test(rescue, what_another_thread_is_giving_back_is_let_arrive, .timeout = 60)
+{
+    FAKE_START();
+    give_back(get(120 * (size_t)MiB));
+    pthread_t flush = stay_in_a_flush();
+    fake.cuMemAlloc_v2.after = let_the_flush_go_on; /* that is, of the attempt that fails */
+    get(100 * MiB);
+    pthread_join(flush, NULL);
+    cr_assert_eq(vram_books(0)->oom_rescued, 1);
+    invariants();
+}
+
+Test(rescue, without_a_context_all_is_given_back)
+{
+    FAKE_START();
+    CUdeviceptr p;
+    fill(10 * MiB, 20 * MiB, 40 * MiB);
+    fake_use(NULL);
+    fake.cuMemAlloc_v2.refuse = CUDA_ERROR_OUT_OF_MEMORY; /* the driver says so before it looks for a context */
+    cr_assert_eq(vram_heap_alloc(&p, 14 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(vram_books(0)->cached_blocks, 0);
+    cr_assert_eq(fake.cuMemAlloc_v2.calls, 3 + 2);
+    invariants();
+}
+
+Test(rescue, is_told_three_times_and_then_more_rarely)
+{
+    FAKE_START();
+    listen_to_it();
+    for (int i = 0; i < 12; i++) {
+        give_back(get(100 * MiB));
+        give_back(get(50 * MiB));
+    }
+    cr_assert_eq(vram_books(0)->oom_rescued, 23);
+    cr_assert_eq(times_heard("vramshim: out of memory"), 4);
+    cr_assert_eq(times_heard("out of memory for 50.0 MiB on device 0: gave 1 kept block (100.0 MiB) back to "
+                             "the driver, and the allocation succeeded\n"),
+                 1);
+    cr_assert_eq(times_heard("(time 10; further ones are told more rarely)"), 1);
+}
+
+Test(rescue, nothing_to_give_is_the_programs_own_affair)
+{
+    FAKE_START();
+    CUdeviceptr p;
+    listen_to_it();
+    get(100 * MiB);
+    cr_assert_eq(vram_heap_alloc(&p, 50 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(vram_books(0)->oom_failed, 1);
+    cr_assert_str_empty(heard());
+}
