@@ -18,14 +18,15 @@
 #include "interpose/libc.h"
 #include "observe/report.h"
 
-/* Signals stay blocked while the locks are held: a handler of the program on this thread may call sigaction. */
+/* The mask is the thread's (sigprocmask and pthread_sigmask are one system call; the latter has moved between libraries).
+ * Signals stay blocked while the locks are held: a handler of the program on this thread may call sigaction. */
 static sigset_t before_fork; /* under all locks */
 
 static void prefork(void)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigprocmask(SIG_SETMASK, &all, &before);
     vram_locks_prefork();
     before_fork = before;
 }
@@ -34,7 +35,7 @@ static void postfork_parent(void)
 {
     sigset_t before = before_fork;
     vram_locks_postfork_parent();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 /* The child is a program that has not used CUDA: it reports nothing of its parent's, frees nothing, and starts afresh if
@@ -45,7 +46,7 @@ static void postfork_child(void)
     vram_locks_postfork_child();
     if (vram_locks_held()) {
         /* Forked by a signal handler inside a call of ours: nothing may be touched, and the process stays a stranger. */
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        sigprocmask(SIG_SETMASK, &before, NULL);
         return;
     }
     vram_capture_forget();
@@ -53,7 +54,7 @@ static void postfork_child(void)
     vram_control_forget();
     vram_report_forget();
     vram_proc_record(); /* from here on it is ours again */
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 static void report_at_exit(void)

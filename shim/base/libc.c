@@ -6,8 +6,8 @@
 
 static void *find(const char *name)
 {
-    static const char *const libraries[] = {"libc.so.6", "libdl.so.2"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const libraries[] = {"libc.so.6", "libdl.so.2", "libpthread.so.0"};
+    for (size_t i = 0; i < 3; i++) {
         const struct link_map *map = vram_elf_find(libraries[i]);
         void *p = map ? vram_elf_symbol(map, name) : NULL;
         if (p)

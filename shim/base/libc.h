@@ -5,6 +5,7 @@
 #ifndef VRAM_BASE_LIBC_H
 #define VRAM_BASE_LIBC_H
 
+#include <pthread.h>
 #include <signal.h>
 
 #define VRAM_LIBC_FUNCTIONS(X)                                                                                         \
@@ -16,7 +17,8 @@
     X(int, sigignore, (int))                                                                                           \
     X(int, siginterrupt, (int, int))                                                                                   \
     X(int, __cxa_at_quick_exit, (void (*)(void *), void *))                                                           \
-    X(void, _exit, (int))
+    X(void, _exit, (int))                                                                                              \
+    X(int, pthread_create, (pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))
 
 /* vram_libc_sigaction() and so on: the pointer to the real one. Never NULL for libc.so.6. */
 #define VRAM_DECLARE(ret, name, params) ret(*vram_libc_##name(void)) params;

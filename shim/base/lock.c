@@ -4,6 +4,9 @@
 
 #include "base/check.h"
 #include "base/compiler.h"
+#include "base/glibc.h"
+
+VRAM_OLD_SYMBOL(pthread_mutex_timedlock, "GLIBC_2.2.5");
 
 static pthread_mutex_t locks[VRAM_RANKS] = {
 #define VRAM_LOCK(name) [VRAM_RANK_##name] = PTHREAD_MUTEX_INITIALIZER,
@@ -50,7 +53,7 @@ bool vram_lock_at_exit(enum vram_rank rank)
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    if (pthread_mutex_timedlock(&locks[rank], &until) != 0)
+    if (!pthread_mutex_timedlock || pthread_mutex_timedlock(&locks[rank], &until) != 0)
         return false;
     held |= 1u << rank; /* in no order: anything may be held, by the frame that was interrupted */
     return true;

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <sys/select.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,12 +23,15 @@ static struct stat stderr_at_load;
 static bool stderr_known; /* written once, at load */
 static atomic_uint lines;
 
-void vram_say_init(void) { stderr_known = fstat(STDERR_FILENO, &stderr_at_load) == 0; }
+/* fstat() has a version of glibc 2.33. */
+static bool identify(int fd, struct stat *ret_stat) { return syscall(SYS_fstat, fd, ret_stat) == 0; }
+
+void vram_say_init(void) { stderr_known = identify(STDERR_FILENO, &stderr_at_load); }
 
 static bool stderr_is_ours(void)
 {
     struct stat now;
-    return stderr_known && fstat(STDERR_FILENO, &now) == 0 && now.st_dev == stderr_at_load.st_dev &&
+    return stderr_known && identify(STDERR_FILENO, &now) && now.st_dev == stderr_at_load.st_dev &&
            now.st_ino == stderr_at_load.st_ino && now.st_rdev == stderr_at_load.st_rdev;
 }
 
@@ -77,7 +81,7 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
 
     /* One that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
     sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &ours, &before);
+    sigprocmask(SIG_BLOCK, &ours, &before);
     int r = write_all(fd, bytes, len);
     int raised = r == -EPIPE ? SIGPIPE : r == -EFBIG ? SIGXFSZ : 0;
     if (raised && sigismember(&pending, raised) != 1) {
@@ -88,7 +92,7 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
         while (sigtimedwait(&only, NULL, &zero) < 0 && errno == EINTR)
             ;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     errno = saved;
     return r;
 }

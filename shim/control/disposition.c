@@ -82,14 +82,14 @@ static void enter(sigset_t *ret_before)
 {
     sigset_t all;
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, ret_before);
+    sigprocmask(SIG_BLOCK, &all, ret_before);
     vram_lock(VRAM_RANK_SIGNAL);
 }
 
 static void leave(const sigset_t *before)
 {
     vram_unlock(VRAM_RANK_SIGNAL);
-    pthread_sigmask(SIG_SETMASK, before, NULL);
+    sigprocmask(SIG_SETMASK, before, NULL);
 }
 
 static struct sigaction visible(void)
@@ -170,12 +170,12 @@ sighandler_t vram_disposition_sigset(sighandler_t handler)
     sigemptyset(&only);
     sigaddset(&only, vram_options->signal);
     if (handler == SIG_HOLD) {
-        if (pthread_sigmask(SIG_BLOCK, &only, &before) != 0 || vram_disposition_action(NULL, &old) != 0)
+        if (sigprocmask(SIG_BLOCK, &only, &before) != 0 || vram_disposition_action(NULL, &old) != 0)
             return SIG_ERR;
         return sigismember(&before, vram_options->signal) ? SIG_HOLD : old.sa_handler;
     }
     act.sa_handler = handler;
-    if (vram_disposition_action(&act, &old) != 0 || pthread_sigmask(SIG_UNBLOCK, &only, &before) != 0)
+    if (vram_disposition_action(&act, &old) != 0 || sigprocmask(SIG_UNBLOCK, &only, &before) != 0)
         return SIG_ERR;
     return sigismember(&before, vram_options->signal) ? SIG_HOLD : old.sa_handler;
 }

@@ -1,20 +1,16 @@
 #include "control/drain.h"
 
-#include <limits.h>
 #include <link.h>
-#include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include <sys/prctl.h>
 
 #include "base/clock.h"
 #include "base/compiler.h"
 #include "base/elf.h"
+#include "base/futex.h"
+#include "base/lock.h"
+#include "base/thread.h"
 #include "config/options.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
@@ -203,7 +199,7 @@ failed:
 static void set_state(unsigned s)
 {
     atomic_store(&state, s);
-    syscall(SYS_futex, &state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    vram_futex_wake(&state);
 }
 
 static void *drain(void *unused)
@@ -211,6 +207,7 @@ static void *drain(void *unused)
     struct python python;
     char devices[256];
     (void)unused;
+    prctl(PR_SET_NAME, "vramshim drain", 0, 0, 0);
     for (;;) {
         while (!vram_capture_wait_none(CAPTURE_POLL_MS))
             if (vram_heap_is_exiting())
@@ -239,34 +236,23 @@ static void *drain(void *unused)
 bool vram_drain_start(void (*done)(void))
 {
     struct python python;
-    pthread_t thread;
-    sigset_t all, before;
-    pthread_attr_t attr;
     unsigned idle = IDLE;
     if (!vram_options->drain || !find_python(&python) || at_its_end(&python) ||
         !atomic_compare_exchange_strong(&state, &idle, RUNNING))
         return false;
     outcome = (struct vram_drained){0};
     when_done = done;
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, &attr, drain, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    if (r != 0)
-        atomic_store(&state, IDLE);
-    return r == 0;
+    if (vram_thread_start(drain, NULL) == 0)
+        return true;
+    atomic_store(&state, IDLE);
+    return false;
 }
 
 bool vram_drain_take(struct vram_drained *ret_drained, unsigned timeout_ms)
 {
     uint64_t end = vram_now() + (uint64_t)timeout_ms * 1000000, now;
-    while (atomic_load(&state) == RUNNING && (now = vram_now()) < end) {
-        struct timespec left = {(time_t)((end - now) / 1000000000), (long)((end - now) % 1000000000)};
-        syscall(SYS_futex, &state, FUTEX_WAIT_PRIVATE, RUNNING, &left, NULL, 0);
-    }
+    while (atomic_load(&state) == RUNNING && (now = vram_now()) < end)
+        vram_futex_wait(&state, RUNNING, end - now);
     if (atomic_load(&state) != OVER)
         return false;
     *ret_drained = outcome;

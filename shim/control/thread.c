@@ -1,9 +1,6 @@
 #include "control/thread.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +8,11 @@
 #include "base/activity.h"
 #include "base/clock.h"
 #include "base/compiler.h"
+#include "base/futex.h"
 #include "base/proc.h"
 #include "base/say.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "config/options.h"
 #include "control/drain.h"
 #include "driver/capture.h"
@@ -22,14 +21,14 @@
 #include "heap/reclaim.h"
 
 enum {
-    STACK = 1 << 20, /* the C library takes the program's thread-local storage out of it */
     LAST_CALL_MS = 200,
     DRAIN_MS = 100, /* for Python to let us in; longer, and the flush goes ahead without */
 };
 
 int vram_control_atfork;
 bool vram_activity;
-static sem_t requests;      /* one post for each signal; private to the process */
+static atomic_uint requests; /* made so far; a futex */
+static unsigned served;      /* of them; the thread's own */
 static atomic_bool asked;   /* by somebody from outside, since the last flush: the frameworks' caches are meant as well */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
@@ -142,33 +141,35 @@ static void flush(const struct vram_drained *drained, bool draining)
     tell(&total, vram_now() - start, drained, draining);
 }
 
-static void drain_is_over(void) { sem_post(&requests); }
+static void post(void)
+{
+    atomic_fetch_add(&requests, 1);
+    vram_futex_wake(&requests);
+}
 
 /* Waits for a request. False: there is none, but the program has been idle for as long as VRAMSHIM_IDLE_DRAIN says, for the
  * first time since it was at work. */
 static bool await_request(void)
 {
     static bool drained; /* since the program was last at work */
-    uint64_t limit = vram_options->idle_drain, last = vram_now();
-    if (limit == UINT64_MAX) {
-        while (sem_wait(&requests) != 0 && errno == EINTR)
-            ;
-        return true;
+    uint64_t limit = vram_options->idle_drain, last = vram_now(), tick = VRAM_FOR_EVER;
+    if (limit != UINT64_MAX) { /* looked at four times in that time, at least each minute */
+        limit *= 1000000;
+        tick = limit / 4 < 60000000000u ? limit / 4 : 60000000000u;
     }
-    /* Looked at four times in that time, at least each minute. */
-    uint64_t tick = limit / 4 < 60000 ? limit / 4 + 1 : 60000;
     for (;;) {
-        struct timespec t;
-        clock_gettime(CLOCK_REALTIME, &t); /* the one clock that sem_timedwait knows; if it is set, we look too early or late */
-        t.tv_nsec += (long)(tick % 1000 * 1000000);
-        t.tv_sec += (time_t)(tick / 1000) + t.tv_nsec / 1000000000;
-        t.tv_nsec %= 1000000000;
-        if (sem_timedwait(&requests, &t) == 0)
+        unsigned now = atomic_load(&requests);
+        if (now != served) { /* a storm of signals is one flush; one that arrives from here on is another */
+            served = now;
             return true;
+        }
+        vram_futex_wait(&requests, now, tick);
+        if (tick == VRAM_FOR_EVER)
+            continue;
         if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
             last = vram_now();
             drained = false;
-        } else if (!drained && vram_now() - last >= limit * 1000000) {
+        } else if (!drained && vram_now() - last >= limit) {
             drained = true;
             return false;
         }
@@ -181,12 +182,9 @@ static void *serve(void *unused)
     for (;;) {
         struct vram_drained drained;
         by_idleness = !await_request();
-        /* A storm of signals is one flush; one that arrives from here on is another. */
-        while (sem_trywait(&requests) == 0)
-            ;
         await_captures();
         bool wanted = atomic_exchange(&asked, false) || by_idleness;
-        bool draining = wanted && vram_drain_start(drain_is_over);
+        bool draining = wanted && vram_drain_start(post);
         bool over = vram_drain_take(&drained, draining ? DRAIN_MS : 0);
         if (wanted || (over && drained.parts[0]))
             flush(over ? &drained : NULL, draining && !over);
@@ -194,26 +192,6 @@ static void *serve(void *unused)
             __atomic_store_n(&vram_activity, false, __ATOMIC_RELAXED); /* the frameworks' frees, not the program's */
     }
     return NULL;
-}
-
-static int start_thread(void)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    if (sem_init(&requests, 0, 0) != 0)
-        return errno;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, STACK);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, &attr, serve, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    if (r == 0)
-        pthread_setname_np(thread, "vramshim");
-    return r;
 }
 
 /* Runs before the driver's own exit function, which was registered earlier: from here on no driver call is ours (law 27),
@@ -243,7 +221,8 @@ void vram_control_start(void)
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
     if (vram_options->signal || vram_options_watch_launches()) {
-        int r = start_thread();
+        served = atomic_load(&requests);
+        int r = vram_thread_start(serve, "vramshim");
         if (r == 0)
             atomic_store(&running, true);
         else
@@ -257,7 +236,7 @@ bool vram_control_request(void)
     if (!atomic_load(&running))
         return false;
     atomic_store(&asked, true);
-    sem_post(&requests);
+    post();
     return true;
 }
 

@@ -1,14 +1,13 @@
 #include "driver/capture.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/compiler.h"
+#include "base/futex.h"
 #include "base/lock.h"
 #include "base/say.h"
 
@@ -28,13 +27,6 @@ static atomic_uint in_flight; /* driver calls of ours; futex of vram_capture_ann
 
 void (*vram_capture_on_none)(void);
 
-static void futex_wait(atomic_uint *word, unsigned expected, const struct timespec *timeout)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout, NULL, 0);
-}
-
-static void futex_wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
-
 bool vram_gate_enter(void)
 {
     /* Dekker: we raise our counter and read theirs, a begin raises its own and reads ours; both orders are seq_cst, so at
@@ -49,7 +41,7 @@ bool vram_gate_enter(void)
 void vram_gate_leave(void)
 {
     if (atomic_fetch_sub(&in_flight, 1) == 1 && vram_unlikely(atomic_load(&captures) != 0))
-        futex_wake_all(&in_flight);
+        vram_futex_wake(&in_flight);
 }
 
 void vram_gate_drain(int timeout_ms)
@@ -65,9 +57,8 @@ bool vram_capture_active(void) { return atomic_load(&captures) != 0; }
 bool vram_capture_wait_none(int timeout_ms)
 {
     unsigned n = atomic_load(&captures);
-    const struct timespec timeout = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
     if (n != 0)
-        futex_wait(&captures, n, &timeout);
+        vram_futex_wait(&captures, n, (uint64_t)timeout_ms * 1000000);
     return atomic_load(&captures) == 0;
 }
 
@@ -77,7 +68,7 @@ void vram_capture_announce(void)
     unsigned n;
     atomic_fetch_add(&captures, 1);
     while ((n = atomic_load(&in_flight)) != 0)
-        futex_wait(&in_flight, n, NULL);
+        vram_futex_wait(&in_flight, n, VRAM_FOR_EVER);
     errno = saved;
 }
 
@@ -86,7 +77,7 @@ static void one_less(void)
     if (atomic_fetch_sub(&captures, 1) != 1)
         return;
     int saved = errno;
-    futex_wake_all(&captures);
+    vram_futex_wake(&captures);
     if (vram_capture_on_none)
         vram_capture_on_none();
     errno = saved;

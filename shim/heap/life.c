@@ -1,15 +1,11 @@
 #include "heap/life.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stddef.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/compiler.h"
+#include "base/futex.h"
 #include "base/lock.h"
 #include "base/meta.h"
 #include "driver/driver.h"
@@ -110,7 +106,7 @@ void vram_life_unpin(struct vram_life *life)
     /* The life may be freed as soon as the count is seen as zero: wake by address, touch nothing. */
     atomic_uint *busy = &life->busy;
     if (atomic_fetch_sub(busy, 1) == 1)
-        syscall(SYS_futex, busy, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+        vram_futex_wake(busy);
 }
 
 CUresult vram_life_enter(CUcontext ctx, CUcontext *ret_before)
@@ -189,7 +185,7 @@ struct vram_life *vram_life_end_begin(CUcontext ctx)
     int saved = errno;
     unsigned n;
     while ((n = atomic_load(&life->busy)) != 0)
-        syscall(SYS_futex, &life->busy, FUTEX_WAIT_PRIVATE, n, NULL, NULL, 0);
+        vram_futex_wait(&life->busy, n, VRAM_FOR_EVER);
     errno = saved;
     return life;
 }
@@ -198,12 +194,12 @@ static atomic_uint decided; /* counts ends, either way: a futex */
 
 bool vram_life_settle(CUcontext ctx)
 {
-    const struct timespec tick = {0, 10000000};
+    enum { TICK_NS = 10000000 };
     bool waited = false;
     for (int i = 0; i < 100 && vram_life_is_closing(ctx); i++) {
         unsigned seen = atomic_load(&decided);
         vram_unlock(VRAM_RANK_HEAP);
-        syscall(SYS_futex, &decided, FUTEX_WAIT_PRIVATE, seen, &tick, NULL, 0);
+        vram_futex_wait(&decided, seen, TICK_NS);
         vram_lock(VRAM_RANK_HEAP);
         waited = true;
     }
@@ -257,7 +253,7 @@ void vram_life_end(struct vram_life *life, bool gone)
     }
     atomic_fetch_add(&decided, 1);
     vram_unlock(VRAM_RANK_HEAP);
-    syscall(SYS_futex, &decided, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    vram_futex_wake(&decided);
 }
 
 void vram_life_primary(CUdevice device, CUcontext ctx)

@@ -1,13 +1,10 @@
 #include "heap/reclaim.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdatomic.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/lock.h"
 #include "base/meta.h"
 #include "base/say.h"
@@ -20,14 +17,6 @@
 #include "heap/life.h"
 
 enum { HOLD_NS = 20000000, RESCUE_NS = 1000000000 };
-
-static void futex_wait(atomic_uint *word, unsigned expected, uint64_t ns)
-{
-    struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &t, NULL, 0);
-}
-
-static void futex_wake(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
 struct vram_traffic vram_traffic(int device)
 {
@@ -44,7 +33,7 @@ struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns)
     while (t.arrived < until && (now = vram_now()) < end) {
         unsigned seen = atomic_load(&vram_heap.arrivals);
         vram_unlock(VRAM_RANK_HEAP);
-        futex_wait(&vram_heap.arrivals, seen, end - now);
+        vram_futex_wait(&vram_heap.arrivals, seen, end - now);
         vram_lock(VRAM_RANK_HEAP);
         t = vram_traffic(device);
     }
@@ -57,7 +46,7 @@ void vram_reclaim_hold(void) { atomic_fetch_add(&vram_heap.askers, 1); }
 void vram_reclaim_release(void)
 {
     if (atomic_fetch_sub(&vram_heap.askers, 1) == 1)
-        futex_wake(&vram_heap.askers);
+        vram_futex_wake(&vram_heap.askers);
 }
 
 static void wait_for_askers(void)
@@ -66,7 +55,7 @@ static void wait_for_askers(void)
     for (unsigned n; (n = atomic_load(&vram_heap.askers)) && ((now = vram_now()) < end || !end);) {
         if (!end)
             end = now + HOLD_NS;
-        futex_wait(&vram_heap.askers, n, end - now);
+        vram_futex_wait(&vram_heap.askers, n, end - now);
     }
 }
 
@@ -150,7 +139,7 @@ static void arrive(struct vram_block *b, uint64_t pages, CUresult r)
     if (!kept)
         vram_meta_free(b, sizeof(*b));
     atomic_fetch_add(&vram_heap.arrivals, 1);
-    futex_wake(&vram_heap.arrivals);
+    vram_futex_wake(&vram_heap.arrivals);
 }
 
 /* The driver's free, in the block's own context (law 22). */

@@ -13,7 +13,6 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdarg.h>
@@ -130,10 +129,7 @@ RETURNS_ERROR(pthread_setname_np, (pthread_t thread, const char *name), (thread,
 RETURNS_ERROR(on_exit, (void (*function)(int, void *), void *arg), (function, arg))
 
 SETS_ERRNO(int, madvise, -1, (void *addr, size_t length, int advice), (addr, length, advice))
-SETS_ERRNO(int, sem_init, -1, (sem_t * sem, int shared, unsigned value), (sem, shared, value))
-SETS_ERRNO(int, sem_wait, -1, (sem_t * sem), (sem))
 SETS_ERRNO(int, poll, -1, (struct pollfd * fds, nfds_t count, int timeout), (fds, count, timeout))
-SETS_ERRNO(int, fstat64, -1, (int fd, struct stat64 *st), (fd, st))
 SETS_ERRNO(int, nanosleep, -1, (const struct timespec *time, struct timespec *rest), (time, rest))
 SETS_ERRNO(int, mincore, -1, (void *addr, size_t length, unsigned char *vec), (addr, length, vec))
 SETS_ERRNO(char *, getcwd, NULL, (char *buf, size_t size), (buf, size))
@@ -176,7 +172,7 @@ ssize_t write(int fd, const void *bytes, size_t size)
     return REAL(write)(fd, bytes, size);
 }
 
-/* Of the system calls made by number, waiting on a futex may be interrupted, or find that its word has changed. */
+/* System calls made by number. Waiting on a futex may be interrupted, or find that its word has changed. */
 long syscall(long number, ...)
 {
     va_list ap;
@@ -185,7 +181,11 @@ long syscall(long number, ...)
     for (int i = 0; i < 6; i++)
         a[i] = va_arg(ap, long);
     va_end(ap);
-    int error = number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT ? fails("futex", CALLER) : 0;
+    int error = 0;
+    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT)
+        error = fails("futex", CALLER);
+    if (number == SYS_fstat)
+        error = fails("fstat", CALLER);
     if (error) {
         errno = error;
         return -1;

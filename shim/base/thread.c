@@ -1,0 +1,32 @@
+#include "base/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include "base/glibc.h"
+#include "base/libc.h"
+
+VRAM_OLD_SYMBOL(pthread_create, "GLIBC_2.2.5");
+VRAM_OLD_SYMBOL(pthread_setname_np, "GLIBC_2.12");
+
+int vram_thread_start(void *(*run)(void *), const char *name)
+{
+    /* An older glibc's libpthread may have come with the driver, after us. */
+    __typeof__(&pthread_create) create = pthread_create ? pthread_create : vram_libc_pthread_create();
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    if (!create)
+        return ENOSYS;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    int r = create(&thread, &attr, run, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    if (r == 0 && name && pthread_setname_np)
+        pthread_setname_np(thread, name);
+    return r;
+}

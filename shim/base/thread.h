@@ -1,0 +1,9 @@
+/* Threads of our own. */
+#ifndef VRAM_BASE_THREAD_H
+#define VRAM_BASE_THREAD_H
+
+/* Starts a detached thread with every signal blocked. `name`: what ps shows (15 characters), from the start on, for a thread
+ * that never ends; one that may have ended already names itself, and passes NULL. 0, or an errno. */
+int vram_thread_start(void *(*run)(void *), const char *name);
+
+#endif
