@@ -259,5 +259,3 @@ bool vram_drain_take(struct vram_drained *ret_drained, unsigned timeout_ms)
     atomic_store(&state, IDLE);
     return true;
 }
-
-void vram_drain_forget(void) { atomic_store(&state, IDLE); }

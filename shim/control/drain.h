@@ -36,6 +36,4 @@ bool vram_drain_start(void (*done)(void));
 /* Waits until the drain is over, at most so long, and takes its outcome, once. False: none is over. */
 bool vram_drain_take(struct vram_drained *ret_drained, unsigned timeout_ms);
 
-void vram_drain_forget(void); /* in a forked child */
-
 #endif

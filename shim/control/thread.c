@@ -244,5 +244,4 @@ void vram_control_forget(void)
 {
     atomic_store(&running, false);
     atomic_store(&started, false);
-    vram_drain_forget();
 }

@@ -263,5 +263,21 @@ static void give_back_while(const char *entry, unsigned microseconds)
 
 LAW_CASE_SIM(while_memory_is_on_its_way_to_the_driver) { give_back_while("cuMemFree_v2", 3000); }
 
+/* ...also where its free takes long, because it waits for a kernel: then nobody waits for that. */
+LAW_CASE_SIM(while_memory_stays_on_its_way)
+{
+    unsigned microseconds = 300000;
+    first_thread = pthread_self();
+    law_context();
+    cached_block((size_t)10 * MIB);
+    if (under_shim()) {
+        CHECK(SIM(sim_on_call)("cuMemFree_v2", hold, &microseconds) == 0);
+        raise(SIGUSR1);
+        WAIT_UNTIL(atomic_load(&held) > 0);
+        CHECK_EQ(SIM(sim_used)(0), 10 * MIB);
+    }
+    CHECK_EQ(free_mib(), 1024);
+}
+
 /* ...and has just arrived there, in a context that has to be made current for it. */
 LAW_CASE_SIM(while_memory_arrives_at_the_driver) { give_back_while("cuCtxPopCurrent_v2", 1000); }

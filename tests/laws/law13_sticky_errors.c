@@ -157,6 +157,7 @@ LAW_CASE_SIM(known_in_one_of_two_contexts)
     OK(cu.cuDeviceGet(&device, 0));
     OK(cu.cuCtxCreate_v2(&mine, 0, device));
     CUdeviceptr failed = allocate(4 * MIB);
+    cached_block(8 * MIB); /* what the shim had to learn of the context, it has learnt */
     fault(NULL);
     CHECK_EQ(cu.cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK_EQ(cu.cuMemFree_v2(healthy), CUDA_ERROR_ILLEGAL_ADDRESS);
