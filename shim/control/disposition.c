@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "base/libc.h"
 #include "base/lock.h"
@@ -60,9 +59,10 @@ static struct sigaction for_kernel(const struct sigaction *program)
     if (!is_function(program)) {
         if (program->sa_handler == SIG_IGN)
             return act;
-        /* Default: native would have ended the process, so there is no native behaviour of interrupted calls to keep. */
-        memset(&act, 0, sizeof(act));
-        act.sa_flags = SA_RESTART | SA_ONSTACK;
+        /* Default: native would have ended the process, so there is no native behaviour of interrupted calls to keep. The
+         * program's flags go along, because only the kernel knows which of them it will read back. */
+        sigemptyset(&act.sa_mask);
+        act.sa_flags = (act.sa_flags & ~SA_NODEFER) | SA_RESTART | SA_ONSTACK;
     }
     act.sa_sigaction = on_signal;
     act.sa_flags = (act.sa_flags & ~SA_RESETHAND) | SA_SIGINFO;

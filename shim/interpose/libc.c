@@ -35,7 +35,8 @@ VRAM_EXPORT __typeof__(vram_signal) ssignal __attribute__((alias("vram_signal"))
 sighandler_t vram_sysv_signal(int sig, sighandler_t handler);
 sighandler_t vram_sysv_signal(int sig, sighandler_t handler)
 {
-    return vram_disposition_ours(sig) ? vram_disposition_signal(handler, SA_RESETHAND | SA_NODEFER, false)
+    const int flags = SA_RESETHAND | SA_NODEFER | SA_INTERRUPT; /* the last says nothing, but old kernels keep it */
+    return vram_disposition_ours(sig) ? vram_disposition_signal(handler, flags, false)
                                       : vram_libc_sysv_signal()(sig, handler);
 }
 VRAM_EXPORT __typeof__(vram_sysv_signal) sysv_signal __attribute__((alias("vram_sysv_signal")));

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "driver/capture.h"
+#include "driver/driver.h"
 #include "heap/fence.h"
 #include "heap/heap.h"
 #include "heard.h"
@@ -113,8 +114,10 @@ Test(flush, a_context_that_refuses_is_passed_over)
     for (int i = 0; i < 3; i++)
         cr_assert_eq(block(a[i])->state, VRAM_CACHED);
     invariants();
+    cr_assert_eq(vram_reclaim_all().blocks, 0);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 5, "the next time it is asked again, once");
     fake_a.failed = CUDA_SUCCESS;
-    cr_assert_eq(vram_reclaim_all().blocks, 3, "the next time it is asked again");
+    cr_assert_eq(vram_reclaim_all().blocks, 3);
     invariants();
 }
 
@@ -160,6 +163,27 @@ Test(flush, an_address_that_is_given_again_at_once_is_another_block)
     give_back(subject);
     cr_assert_eq(block(subject)->state, VRAM_CACHED);
     cr_assert_eq(vram_books(0)->double_frees, 0);
+    invariants();
+}
+
+static void free_it_and_allocate_it_anew(void)
+{
+    cr_assert_eq(vram_driver_table.cuMemFree_v2(subject), CUDA_SUCCESS);
+    allocate_it_anew();
+    fake.cuMemFree_v2.refuse = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+/* The same with a driver that frees and yet answers with the error of a kernel before. */
+Test(flush, an_address_that_is_given_again_is_not_put_back)
+{
+    FAKE_START();
+    subject = get(4 * MiB);
+    give_back(subject);
+    fake.cuMemFree_v2.before = free_it_and_allocate_it_anew;
+    cr_assert_eq(vram_reclaim_all().refused, CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(block(subject)->state, VRAM_LIVE);
+    cr_assert_eq(vram_books(0)->cached_blocks, 0);
+    cr_assert_eq(vram_books(0)->held_blocks, 1);
     invariants();
 }
 
@@ -372,8 +396,9 @@ Test(rescue, what_can_never_fit_costs_nothing)
     cr_assert_eq(vram_heap_alloc(&p, 130 * (size_t)MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
     cr_assert_eq(vram_books(0)->cached_blocks, 3);
     get(100 * MiB); /* on which the program then settles */
+    give_back(get(10 * MiB));
     cr_assert_eq(vram_heap_alloc(&p, 40 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY, "beyond what is free and kept together");
-    cr_assert_eq(fake.cuMemFree_v2.calls, 3);
+    cr_assert_eq(vram_books(0)->cached_blocks, 1);
     invariants();
 }
 
@@ -399,6 +424,26 @@ Test(rescue, what_is_pending_serves_before_anything_is_given_back)
     give_back(q);
     get(64 * MiB);
     cr_assert_eq(fake.cuMemFree_v2.calls, 1, "it is given back as well");
+    invariants();
+}
+
+static void free_with_work(void)
+{
+    fake_a.work++;
+    give_back(subject);
+}
+
+Test(rescue, what_is_freed_meanwhile_is_waited_for_and_given_back)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced");
+    CUdeviceptr p;
+    subject = get(60 * MiB);
+    give_back(get(10 * MiB));
+    fake.cuMemGetInfo_v2.before = free_with_work; /* when it is decided to give blocks back */
+    fake.cuMemAlloc_v2.refuse = CUDA_ERROR_OUT_OF_MEMORY;
+    cr_assert_eq(vram_heap_alloc(&p, 14 * MiB, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_null(fake.cuMemGetInfo_v2.before);
+    cr_assert_eq(fake_blocks(), 0);
     invariants();
 }
 
