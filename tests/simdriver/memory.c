@@ -43,6 +43,10 @@ struct sim_chunk {
 static struct sim_block **foreign;
 static size_t foreign_count, foreign_size;
 
+#ifndef MAP_32BIT /* of x86 alone: elsewhere the entries of CUDA 2 give away half of an address, as their callers must know */
+#define MAP_32BIT 0
+#endif
+
 static struct sim_arena *arena_of(int device, bool low)
 {
     struct sim_arena *a = &arenas[device][low];
