@@ -16,11 +16,11 @@ static uint64_t draw(void)
 static unsigned below(unsigned n) { return (unsigned)((draw() >> 20) % n); }
 
 /* A few sizes come again and again, as in programs; the others never do. */
-static uint64_t draw_size(bool exact)
+static uint64_t draw_size(bool large_only)
 {
     static const unsigned usual[] = {1, 512, 1000, 4096, 100000, 1 << 20, 2 << 20, 3 << 20, 8 << 20};
     static const unsigned large[] = {2 << 20, 3 << 20, 4 << 20, (4 << 20) + 512, 6 << 20};
-    if (exact)
+    if (large_only)
         return below(3) ? large[below(5)] : (2 << 20) + below(6 << 20);
     switch (below(4)) {
     case 0: return 1 + below(5000);
@@ -29,11 +29,11 @@ static uint64_t draw_size(bool exact)
     }
 }
 
-static uint64_t draw_argument(char kind, bool exact)
+static uint64_t draw_argument(char kind, bool large_only)
 {
     switch (kind) {
-    case 'b': return below(exact ? 24 : 16);
-    case 'z': return draw_size(exact);
+    case 'b': return below(large_only ? 24 : 16);
+    case 'z': return draw_size(large_only);
     case 'c': return below(5);
     case 's': return below(5);
     case 'e': return below(2);
@@ -46,7 +46,7 @@ static void add(struct program *p, unsigned thread, enum op_id op)
 {
     struct line l = {.thread = (unsigned char)thread, .op = (unsigned char)op};
     for (size_t k = 0; k < strlen(ops[op].arguments); k++)
-        l.arg[k] = draw_argument(ops[op].arguments[k], p->exact);
+        l.arg[k] = draw_argument(ops[op].arguments[k], p->exact || p->about);
     program_add(p, l);
 }
 
@@ -55,8 +55,8 @@ static bool fits(const struct program *p, enum where where, bool forks)
     switch (where) {
     case TURNS: return p->turns;
     case FORKS: return p->turns && forks;
-    case LOOSE: return !p->exact;
-    case FAULTS: return p->turns && !p->exact;
+    case LOOSE: return !p->exact && !p->about;
+    case FAULTS: return p->turns && !p->exact && !p->about;
     default: return true;
     }
 }
@@ -76,6 +76,7 @@ void program_generate(struct program *p, uint64_t seed, size_t operations, bool 
         draw();
     p->exact = turns && seed % 4 == 0;
     p->turns = turns && seed % 4 != 1;
+    p->about = turns && seed % 8 == 2;
     p->threads = p->exact ? 1 : p->turns ? 1 + below(4) : 2 + below(3);
     if (below(2))
         environment(p, "SIMCUDA_CLOCK=lazy");

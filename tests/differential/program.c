@@ -22,7 +22,8 @@ void program_add(struct program *p, struct line line)
 
 void program_write(const struct program *p, FILE *out)
 {
-    fprintf(out, "threads %u\n%s%s", p->threads, p->turns && !p->exact ? "turns\n" : "", p->exact ? "exact\n" : "");
+    fprintf(out, "threads %u\n%s%s", p->threads, p->exact || p->about || !p->turns ? "" : "turns\n",
+            p->exact ? "exact\n" : p->about ? "about\n" : "");
     for (size_t i = 0; i < p->envs; i++)
         fprintf(out, "env %s\n", p->env[i]);
     for (size_t i = 0; i < p->count; i++) {
@@ -45,6 +46,8 @@ static bool read_line(struct program *p, char *text)
         return p->turns = true;
     if (!strcmp(text, "exact"))
         return p->turns = p->exact = true;
+    if (!strcmp(text, "about"))
+        return p->turns = p->about = true;
     if (!strncmp(text, "env ", 4) && strchr(text, '='))
         return p->envs < sizeof p->env / sizeof *p->env && (p->env[p->envs++] = strdup(text + 4));
     if (sscanf(text, "%u %15s %n", &thread, word, &used) != 2 || thread >= p->threads)
