@@ -129,7 +129,7 @@ LAW_CASE_SIM(more_than_there_is)
     CUdeviceptr held, p = 0x5a5a;
     law_context();
     held = allocate(256 * MIB);
-    OK(cu.cuMemsetD8_v2(held, 7, 256 * MIB));
+    OK(cu.cuMemsetD8_v2(held + 256 * MIB - 4096, 7, 4096));
     for (int i = 0; i < 3; i++) {
         cached_block(512 * MIB);
         cached_block(4 * MIB);
@@ -157,7 +157,7 @@ LAW_CASE_SIM(a_rescue)
     for (int i = 0; i < 4; i++)
         held[i] = allocate(128 * MIB);
     for (int i = 0; i < 4; i++)
-        OK(cu.cuMemsetD8_v2(held[i], (unsigned char)(i + 1), 128 * MIB));
+        OK(cu.cuMemsetD8_v2(held[i], (unsigned char)(i + 1), 4096));
     CUdeviceptr a = allocate(256 * MIB), b = allocate(256 * MIB);
     OK(cu.cuMemFree_v2(a));
     OK(cu.cuMemFree_v2(b));
