@@ -120,6 +120,7 @@ def main():
     for name in [s[2] for s in structs] + enums + handles + scalars:
         same(f'sizeof({PREFIX}{name})', f'sizeof({name})')
     for _, body, name in structs:
+        body = re.sub(r'union \{(?:[^{}]|\{[^{}]*\})*\}', '', body)  # as one field
         for field in re.findall(r'(\w+)(?:\[\w+\])?;', re.sub(r'struct \{.*?\}', '', body, flags=re.S)):
             same(f'offsetof({PREFIX}{name}, {field})', f'offsetof({name}, {field})')
             same(f'sizeof((({PREFIX}{name} *)0)->{field})', f'sizeof((({name} *)0)->{field})')
