@@ -115,11 +115,13 @@ class Company:
             outcome.err + ("" if outcome.status == 0 else outcome.out))
         value, unusable, note = (None, why(outcome), "") if outcome.limit == 0 or outcome.status is None else read(outcome, folder)
         said = [line for line in outcome.err.splitlines() if "vramshim:" in line]
-        return Run(value, unusable or why(outcome), allocations(folder), ", ".join(filter(None, [note, *said[:1]])), outcome)
+        if outcome.status:
+            unusable = "; ".join(filter(None, [unusable, why(outcome)]))
+        return Run(value, unusable, allocations(folder), ", ".join(filter(None, [note, *said[:1]])), outcome)
 
     def alike(self, name, command, read=json_line, modes=MODES, limit=120, alone=False, judge=None, **env):
         runs = {mode: self.lanes.submit(self._run, name, mode, command, read, limit, env, alone) for mode in ("natively", *modes)}
-        self.judges.append(lambda: (judge or self._judge)(name, {mode: run.result() for mode, run in runs.items()}))
+        self.judges.append((name, lambda: (judge or self._judge)(name, {mode: run.result() for mode, run in runs.items()})))
 
     def _judge(self, name, runs):
         native = runs.pop("natively")
@@ -238,5 +240,8 @@ def company(build, shim, out):
             all_of.alike("the main thread ends first", [gone], words("the last thread ends"), limit=10, judge=all_of.judge_end)
         else:
             skip("the main thread ends first", "the build has no tests/programs/main_gone")
-        for judge in all_of.judges:
-            judge()
+        for name, judge in all_of.judges:
+            try:
+                judge()
+            except Exception as e:  # of whatever kind: the next check is judged all the same
+                verdict(False, name, f"{type(e).__name__}: {e}")
