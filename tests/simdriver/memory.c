@@ -376,6 +376,18 @@ void sim_memory_wait_owner(CUcontext owner)
     sim_vclock_clear(&at);
 }
 
+CUresult sim_memory_retire(struct sim_block *b)
+{
+    uint64_t low = b->address, high = low + b->size;
+    CUcontext owner = b->ctx;
+    sim_pool_forget(b);
+    sim_memory_hide(b); /* before the wait gives the lock up: a second free of it must not find it */
+    sim_memory_wait_owner(owner);
+    sim_judge_release(low, high, true);
+    sim_memory_release(b);
+    return owner->error;
+}
+
 CUresult sim_memory_free(uint64_t address, bool host)
 {
     CUcontext current = sim_context_current();
@@ -391,16 +403,7 @@ CUresult sim_memory_free(uint64_t address, bool host)
         return CUDA_ERROR_INVALID_VALUE;
     }
     sim_work_poll();
-    if (b->ctx->error)
-        return b->ctx->error;
-    uint64_t end = b->address + b->size;
-    CUcontext owner = b->ctx;
-    sim_memory_hide(b); /* before the wait gives the lock up: a second free of it must not find it */
-    sim_memory_wait_owner(owner);
-    sim_judge_release(address, end, true);
-    sim_pool_forget(b);
-    sim_memory_release(b);
-    return owner->error;
+    return b->ctx->error ? b->ctx->error : sim_memory_retire(b);
 }
 
 #define CONTROL __attribute__((visibility("default")))

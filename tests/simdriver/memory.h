@@ -10,7 +10,7 @@
 
 #include "state.h"
 
-enum sim_memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_POOL, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MAPPED };
+enum sim_memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_POOL, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MAPPED, MEMORY_ARRAY };
 
 struct sim_block {
     uint64_t address;
@@ -40,6 +40,9 @@ struct sim_block *sim_memory_adopt(CUcontext ctx, uint64_t address, size_t size,
 void sim_memory_hide(struct sim_block *block);
 void sim_memory_release(struct sim_block *block);
 void sim_memory_end_context(CUcontext ctx);
+
+/* Hides it, waits as a free does, releases it. The owner's sticky error, if it has one by then. */
+CUresult sim_memory_retire(struct sim_block *block);
 
 struct sim_block *sim_memory_find(uint64_t address);    /* the block that contains it, or NULL */
 bool sim_memory_is_device(uint64_t address);            /* whether it lies where device addresses are taken from */

@@ -135,7 +135,9 @@ enum sim_handle {
     HANDLE_EXEC,
     HANDLE_POOL,
     HANDLE_LINK,
-    HANDLE_MEMORY
+    HANDLE_MEMORY,
+    HANDLE_ARRAY,
+    HANDLE_MIPMAPPED
 };
 void sim_handle_add(const void *handle, enum sim_handle kind);
 void sim_handle_remove(const void *handle);

@@ -641,6 +641,74 @@ Test(simdriver, virtual_memory)
     OK(cuMemAddressFree(va, 2 * g));
 }
 
+static CUarray array_2d(size_t width, size_t height)
+{
+    CUarray a;
+    CUDA_ARRAY_DESCRIPTOR d = {width, height, CU_AD_FORMAT_FLOAT, 4};
+    OK(cuArrayCreate_v2(&a, &d));
+    return a;
+}
+
+static CUresult call_array(void)
+{
+    CUarray a;
+    CUDA_ARRAY_DESCRIPTOR d = {8, 8, CU_AD_FORMAT_FLOAT, 1};
+    return cuArrayCreate_v2(&a, &d);
+}
+
+Test(simdriver, arrays)
+{
+    begin();
+    CUarray a = array_2d(1024, 256), b = array_2d(16, 0), c = NULL;
+    cr_assert_eq(sim_used(0), 3u * 2097152, "4 MiB in pages of their own, 256 bytes among small blocks");
+    CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 64, CU_AD_FORMAT_HALF, 2, 0};
+    OK(cuArray3DCreate_v2(&c, &d));
+    cr_assert_eq(sim_used(0), 3u * 2097152, "1 MiB beside the small one");
+    IS(cuMipmappedArrayDestroy((CUmipmappedArray)(void *)a), 400);
+    OK(cuArrayDestroy(a));
+    IS(cuArrayDestroy(a), 400);
+    OK(cuArrayDestroy(b));
+    OK(cuArrayDestroy(c));
+    cr_assert_eq(sim_used(0), 0);
+    CUmipmappedArray m;
+    d = (CUDA_ARRAY3D_DESCRIPTOR){1024, 1024, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    OK(cuMipmappedArrayCreate(&m, &d, 99));
+    cr_assert_eq(sim_used(0), 3u * 2097152, "a third more than the first level");
+    OK(cuMipmappedArrayDestroy(m));
+    d.Flags = CUDA_ARRAY3D_SPARSE;
+    OK(cuMipmappedArrayCreate(&m, &d, 1));
+    d.Flags = CUDA_ARRAY3D_DEFERRED_MAPPING;
+    OK(cuArray3DCreate_v2(&a, &d));
+    cr_assert_eq(sim_used(0), 0);
+    OK(cuArrayDestroy(a));
+    OK(cuMipmappedArrayDestroy(m));
+}
+
+Test(simdriver, arrays_bad_calls_and_waiting)
+{
+    begin();
+    CUarray a = array_2d(16, 16);
+    CUDA_ARRAY3D_DESCRIPTOR d = {131072, 65536, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 2);
+    d.NumChannels = 3;
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 0, 16, CU_AD_FORMAT_FLOAT, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){0, 16, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 16, 0, (CUarray_format)77, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 16, 5, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    IS(cuArray3DCreate_v2(&a, NULL), 1);
+    IS(cuArrayCreate_v2(NULL, &(CUDA_ARRAY_DESCRIPTOR){8, 8, CU_AD_FORMAT_FLOAT, 1}), 1);
+    in_capture(call_array, (int[]){900, 900, 0});
+    double start = ms();
+    spin(stream(CU_STREAM_NON_BLOCKING), 60);
+    OK(cuArrayDestroy(a));
+    cr_assert_geq(ms() - start, 60);
+}
+
 Test(simdriver, fork_after_init)
 {
     begin();
