@@ -341,6 +341,7 @@ CUresult do_cuCtxSynchronize(void)
     sim_work_context_clock(ctx, &at);
     sim_work_wait(&at);
     sim_vclock_clear(&at);
+    sim_pool_synchronised(ctx->device);
     return ctx->error;
 }
 

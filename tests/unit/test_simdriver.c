@@ -641,6 +641,131 @@ Test(simdriver, virtual_memory)
     OK(cuMemAddressFree(va, 2 * g));
 }
 
+static uint64_t amount(CUmemoryPool pool, CUmemPool_attribute attribute)
+{
+    uint64_t n;
+    OK(cuMemPoolGetAttribute(pool, attribute, &n));
+    return n;
+}
+
+#define MIB ((size_t)1 << 20)
+#define RESERVED(pool) amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+#define USED(pool) amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+
+static CUmemoryPool pool_create(size_t max)
+{
+    CUmemoryPool pool;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                            .maxSize = max};
+    OK(cuMemPoolCreate(&pool, &props));
+    return pool;
+}
+
+static CUdeviceptr pool_alloc(CUmemoryPool pool, size_t bytes, CUstream s)
+{
+    CUdeviceptr p;
+    OK(cuMemAllocFromPoolAsync(&p, bytes, pool, s));
+    return p;
+}
+
+Test(simdriver, pool_releases_at_a_synchronise)
+{
+    setenv("SIMCUDA_CLOCK", "lazy", 1);
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0);
+    CUdeviceptr p = pool_alloc(pool, 4 * MIB, s), q = pool_alloc(pool, 1000, s);
+    cr_assert(RESERVED(pool) == 6 * MIB && USED(pool) == 4 * MIB + 1024 && sim_used(0) == 6 * MIB);
+    spin(s, 1);
+    OK(cuMemFreeAsync(p, s));
+    cr_assert(RESERVED(pool) == 6 * MIB && USED(pool) == 1024);
+    OK(cuStreamSynchronize(s));
+    cr_assert(RESERVED(pool) == 2 * MIB && sim_used(0) == 2 * MIB);
+    uint64_t threshold = 8 * MIB;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    p = pool_alloc(pool, 12 * MIB, s);
+    OK(cuMemFreeAsync(p, s));
+    CUevent e;
+    OK(cuEventCreate(&e, 0));
+    OK(cuEventRecord(e, s));
+    OK(cuEventSynchronize(e));
+    cr_assert(RESERVED(pool) == 8 * MIB && sim_used(0) == 8 * MIB);
+    p = pool_alloc(pool, 6 * MIB, s);
+    cr_assert_eq(sim_used(0), 8 * MIB, "from what was kept");
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 14 * MIB);
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 12 * MIB + 1024);
+    uint64_t zero = 0, one = 1;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
+    IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &one), 1);
+    IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &zero), 1);
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 8 * MIB);
+    OK(cuMemFree_v2(p));
+    cr_assert_eq(RESERVED(pool), 8 * MIB);
+    OK(cuMemPoolTrimTo(pool, 3 * MIB));
+    cr_assert_eq(RESERVED(pool), 4 * MIB, "no less than what shall be kept");
+    OK(cuMemPoolTrimTo(pool, 0));
+    cr_assert_eq(RESERVED(pool), 2 * MIB, "a block is not freed");
+    OK(cuMemFreeAsync(q, s));
+    OK(cuCtxSynchronize());
+    cr_assert_eq(sim_used(0), 2 * MIB, "below the threshold");
+    OK(cuMemPoolDestroy(pool));
+    cr_assert_eq(sim_used(0), 0);
+    IS(cuMemPoolDestroy(pool), 1);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, pool_without_room)
+{
+    setenv("SIMCUDA_CAPACITY", "64M", 1);
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0), other = pool_create(8 * MIB);
+    CUdeviceptr p;
+    uint64_t threshold = UINT64_MAX;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    p = pool_alloc(pool, 40 * MIB, s);
+    IS(cuMemAllocFromPoolAsync(&p, 10 * MIB, other, s), 2);
+    OK(cuMemFreeAsync(p, s));
+    OK(cuStreamSynchronize(s));
+    cr_assert_eq(sim_used(0), 40 * MIB);
+    CUdeviceptr q = alloc(30 * MIB);
+    cr_assert(RESERVED(pool) == 34 * MIB && sim_used(0) == 64 * MIB, "a pool gives what it only keeps");
+    OK(cuMemAllocFromPoolAsync(&p, 8 * MIB, other, s));
+    cr_assert(RESERVED(pool) == 26 * MIB && RESERVED(other) == 8 * MIB, "also to another pool");
+    IS(cuMemAlloc_v2(&p, 27 * MIB), 2);
+    OK(cuMemFree_v2(q));
+}
+
+Test(simdriver, pool_destroyed_first_and_context_ended)
+{
+    begin();
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0), now, standard;
+    OK(cuDeviceSetMemPool(0, pool));
+    CUdeviceptr p, q;
+    OK(cuMemAllocAsync(&p, 4 * MIB, s));
+    OK(cuMemAllocAsync(&q, 100, s));
+    OK(cuCtxDestroy_v2(other));
+    cr_assert_eq(sim_used(0), 6 * MIB, "pool memory is the device's, not the context's");
+    OK(cuCtxSetCurrent(ctx));
+    fill(NULL, p, 4 * MIB, 1, 0);
+    OK(cuMemPoolDestroy(pool));
+    OK(cuDeviceGetMemPool(&now, 0));
+    OK(cuDeviceGetDefaultMemPool(&standard, 0));
+    cr_assert_eq(now, standard);
+    IS(cuMemPoolDestroy(standard), 1);
+    cr_assert_eq(sim_used(0), 6 * MIB);
+    OK(cuMemFree_v2(p));
+    cr_assert_eq(sim_used(0), 2 * MIB);
+    OK(cuMemFreeAsync(q, NULL));
+    OK(cuCtxSynchronize());
+    cr_assert_eq(sim_used(0), 0);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
 static CUarray array_2d(size_t width, size_t height)
 {
     CUarray a;
