@@ -4,6 +4,7 @@
 #include "judge.h"
 #include "pool.h"
 #include "sim.h"
+#include "vmm.h"
 #include "work.h"
 
 #include <stdlib.h>
@@ -70,6 +71,8 @@ static struct sim_arena *arena_of(int device, bool low)
 
 CUresult sim_memory_take(int device, size_t size)
 {
+    if (size > sim.config.capacity - sim.device[device].used)
+        sim_vmm_reclaim();
     uint64_t avail = sim.config.capacity - sim.device[device].used;
     if (size > avail && sim_pool_spare(device, size - avail) < size - avail)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -448,6 +451,7 @@ CUresult sim_memory_free(uint64_t address, bool host)
 CONTROL uint64_t sim_used(int device)
 {
     sim_lock();
+    sim_vmm_reclaim();
     uint64_t n = device >= 0 && device < SIM_MAX_DEVICES ? sim.device[device].used : 0;
     sim_unlock();
     return n;

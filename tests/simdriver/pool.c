@@ -199,7 +199,8 @@ CUresult do_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribu
     if (!sim_handle_is(pool, HANDLE_POOL) || !value || attribute < 1 || attribute > 8)
         return CUDA_ERROR_INVALID_VALUE;
     sim_pool_reclaim(false);
-    const uint64_t amount[9] = {[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = pool->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD],
+    const uint64_t amount[9] = {[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] =
+                                    pool->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD],
                                 [CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT] = pool->reserved,
                                 [CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH] = pool->reserved_high,
                                 [CU_MEMPOOL_ATTR_USED_MEM_CURRENT] = pool->used,
@@ -288,15 +289,13 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
         return r;
     uint64_t high = b->address + b->size;
     /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
-    r = sim_work_enqueue(
-        s,
-        &(struct sim_op){.kind = OP_MARK,
-                         .what = "cuMemFreeAsync",
-                         .dst = dptr,
-                         .bytes = b->size,
-                         .rows = 1,
-                         .dst_judged = true,
-                         .frees = true});
+    r = sim_work_enqueue(s, &(struct sim_op){.kind = OP_MARK,
+                                             .what = "cuMemFreeAsync",
+                                             .dst = dptr,
+                                             .bytes = b->size,
+                                             .rows = 1,
+                                             .dst_judged = true,
+                                             .frees = true});
     if (r)
         return r;
     sim_pool_forget(b);

@@ -6,7 +6,9 @@
 #include "vramshim/cuda_abi.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -655,9 +657,8 @@ static uint64_t amount(CUmemoryPool pool, CUmemPool_attribute attribute)
 static CUmemoryPool pool_create(size_t max)
 {
     CUmemoryPool pool;
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
-                            .maxSize = max};
+    CUmemPoolProps props = {
+        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, .maxSize = max};
     OK(cuMemPoolCreate(&pool, &props));
     return pool;
 }
@@ -832,6 +833,103 @@ Test(simdriver, arrays_bad_calls_and_waiting)
     spin(stream(CU_STREAM_NON_BLOCKING), 60);
     OK(cuArrayDestroy(a));
     cr_assert_geq(ms() - start, 60);
+}
+
+#define FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+static const CUmemAllocationProp shareable = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = FD, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+static CUdeviceptr map(CUmemGenericAllocationHandle h, size_t size)
+{
+    CUmemAccessDesc access = {shareable.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr va;
+    OK(cuMemAddressReserve(&va, size, 0, 0, 0));
+    OK(cuMemMap(va, size, 0, h, 0));
+    OK(cuMemSetAccess(va, size, &access, 1));
+    return va;
+}
+
+static CUmemGenericAllocationHandle import(int fd)
+{
+    CUmemGenericAllocationHandle h;
+    OK(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd, FD));
+    return h;
+}
+
+Test(simdriver, shared_memory)
+{
+    begin();
+    CUmemAllocationProp prop = shareable, plain = shareable;
+    CUmemGenericAllocationHandle h, i, j;
+    int fd, again;
+    OK(cuMemCreate(&h, 4 * MIB, &prop, 0));
+    OK(cuMemGetAllocationPropertiesFromHandle(&prop, h));
+    cr_assert_eq((int)prop.requestedHandleTypes, (int)FD);
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0));
+    OK(cuMemExportToShareableHandle(&again, h, FD, 0));
+    i = import(fd);
+    cr_assert(i != h && sim_used(0) == 4 * MIB, "another handle of the same memory");
+    CUdeviceptr p = map(h, 4 * MIB), q = map(i, 4 * MIB);
+    unsigned char byte = 0;
+    OK(cuMemsetD8_v2(p, 9, 4 * MIB));
+    OK(cuMemcpyDtoH_v2(&byte, q + 4 * MIB - 1, 1));
+    cr_assert_eq(byte, 9);
+    OK(cuMemRetainAllocationHandle(&j, (void *)(uintptr_t)q));
+    cr_assert_eq(j, i);
+    OK(cuMemRelease(j));
+    OK(cuMemRelease(h));
+    OK(cuMemRelease(i));
+    OK(cuMemUnmap(p, 4 * MIB));
+    OK(cuMemUnmap(q, 4 * MIB));
+    close(again);
+    cr_assert_eq(sim_used(0), 4 * MIB, "the descriptor keeps it");
+    i = import(fd);
+    close(fd);
+    q = map(i, 4 * MIB);
+    OK(cuMemcpyDtoH_v2(&byte, q, 1));
+    cr_assert(byte == 9 && sim_used(0) == 4 * MIB);
+    OK(cuMemRelease(i));
+    OK(cuMemUnmap(q, 4 * MIB));
+    cr_assert_eq(sim_used(0), 0);
+    plain.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    OK(cuMemCreate(&h, 2 * MIB, &plain, 0));
+    IS(cuMemExportToShareableHandle(&fd, h, FD, 0), 1);
+    IS(cuMemExportToShareableHandle(&fd, h, (CUmemAllocationHandleType)2, 0), 801);
+    OK(cuMemRelease(h));
+    IS(cuMemExportToShareableHandle(&fd, h, FD, 0), 1);
+    IS(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)999, FD), 1);
+    IS(cuMemGetAllocationPropertiesFromHandle(&prop, h), 1);
+}
+
+Test(simdriver, memory_of_another_process)
+{
+    int to[2], back[2], fd = -1;
+    unsigned char byte = 0;
+    cr_assert(!pipe(to) && !pipe(back));
+    pid_t child = fork(); /* before the driver starts: each has its own */
+    if (!child) {
+        char path[64];
+        int owner[2];
+        if (read(to[0], owner, sizeof owner) != (ssize_t)sizeof owner)
+            _exit(1);
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", owner[0], owner[1]);
+        begin();
+        CUmemGenericAllocationHandle i = import(open(path, O_RDWR));
+        OK(cuMemsetD8_v2(map(i, 2 * MIB), 5, 2 * MIB));
+        OK(cuCtxSynchronize());
+        _exit(sim_used(0) == 0 && write(back[1], "x", 1) == 1 ? 0 : 1);
+    }
+    begin();
+    CUmemGenericAllocationHandle h;
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0));
+    int me[2] = {getpid(), fd}, status;
+    cr_assert_eq(write(to[1], me, sizeof me), (ssize_t)sizeof me);
+    cr_assert_eq(read(back[0], &byte, 1), 1);
+    waitpid(child, &status, 0);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(cuMemcpyDtoH_v2(&byte, map(h, 2 * MIB) + MIB, 1));
+    cr_assert_eq(byte, 5);
 }
 
 Test(simdriver, fork_after_init)
