@@ -932,6 +932,44 @@ Test(simdriver, memory_of_another_process)
     cr_assert_eq(byte, 5);
 }
 
+Test(simdriver, what_ends_with_a_context)
+{
+    begin();
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    CUdeviceptr managed, pool;
+    CUmemGenericAllocationHandle h;
+    void *pinned;
+    static char mine[100];
+    CUarray a = array_2d(1024, 256);
+    CUmipmappedArray m;
+    CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    OK(cuMipmappedArrayCreate(&m, &d, 3));
+    OK(cuMemAllocManaged(&managed, 4 * MIB, 1));
+    OK(cuMemHostAlloc(&pinned, 4096, 0));
+    OK(cuMemHostRegister_v2(mine, sizeof mine, 0));
+    OK(cuMemAllocAsync(&pool, 2 * MIB, NULL));
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    CUdeviceptr mapped = map(h, 2 * MIB);
+    cr_assert_eq(sim_used(0), 14 * MIB);
+    OK(cuCtxDestroy_v2(other));
+    OK(cuCtxSetCurrent(ctx));
+    cr_assert_eq(sim_used(0), 4 * MIB);
+    IS(cuArrayDestroy(a), 400);
+    IS(cuMipmappedArrayDestroy(m), 400);
+    IS(cuMemFree_v2(managed), 1);
+    IS(cuMemFreeHost(pinned), 1);
+    IS(cuMemHostUnregister(mine), 713);
+    fill(NULL, pool, 2 * MIB, 1, 0);
+    fill(NULL, mapped, 2 * MIB, 1, 0);
+    OK(cuMemFreeAsync(pool, NULL));
+    OK(cuCtxSynchronize());
+    OK(cuMemUnmap(mapped, 2 * MIB));
+    OK(cuMemRelease(h));
+    cr_assert_eq(sim_used(0), 0);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
 Test(simdriver, fork_after_init)
 {
     begin();
