@@ -4,6 +4,7 @@
 
 #include "state.h"
 
-void sim_array_end_context(CUcontext ctx); /* its arrays' handles are none any more; their memory goes with its blocks */
+void sim_array_end_context(
+    CUcontext ctx); /* its arrays' handles are none any more; their memory goes with its blocks */
 
 #endif

@@ -387,7 +387,7 @@ void sim_memory_release(struct sim_block *b)
     } else if (b->arena) {
         drop_pages(b->arena, b->map_address, b->map_size);
         give(b->device, b->pool, b->map_size);
-    } else if (b->kind == MEMORY_HOST) {
+    } else if (b->kind == MEMORY_HOST || b->kind == MEMORY_EXTERNAL) {
         munmap((void *)(uintptr_t)b->map_address, b->map_size);
     }
     free(b);
@@ -438,7 +438,7 @@ CUresult sim_memory_free(uint64_t address, bool host)
     if (current && !current->alive)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     struct sim_block *b = sim_memory_find(address);
-    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_POOL)) {
+    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_EXTERNAL)) {
         sim.refused_frees++;
         return CUDA_ERROR_INVALID_VALUE;
     }

@@ -12,7 +12,16 @@
 
 #include "state.h"
 
-enum sim_memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_POOL, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MAPPED, MEMORY_ARRAY };
+enum sim_memory_kind {
+    MEMORY_DEVICE,
+    MEMORY_MANAGED,
+    MEMORY_POOL,
+    MEMORY_EXTERNAL, /* a buffer of an imported object; up to here cuMemFree takes it */
+    MEMORY_HOST,
+    MEMORY_REGISTERED,
+    MEMORY_MAPPED,
+    MEMORY_ARRAY
+};
 
 struct sim_block {
     uint64_t address;
@@ -28,7 +37,7 @@ struct sim_block {
     bool sync_memops;
     bool no_access; /* MEMORY_MAPPED before cuMemSetAccess */
     unsigned int host_flags;
-    CUmemoryPool pool; /* of MEMORY_POOL */
+    CUmemoryPool pool;             /* of MEMORY_POOL */
     struct vmm_handle *handle;     /* of MEMORY_MAPPED */
     struct sim_block *prev, *next; /* in ctx->blocks */
 };
@@ -36,7 +45,7 @@ struct sim_block {
 /* Alignment and size checks are the caller's. `low`: below 4 GiB, for the 32-bit entries. */
 CUresult sim_memory_alloc(CUcontext ctx, size_t size, enum sim_memory_kind kind, bool low, struct sim_block **ret);
 CUresult sim_memory_alloc_pool(CUcontext ctx, CUmemoryPool pool, size_t size, struct sim_block **ret);
-/* Host, registered or mapped memory that exists already. Not accounted. */
+/* Host, registered, mapped or external memory that exists already. Not accounted. */
 struct sim_block *sim_memory_adopt(CUcontext ctx, uint64_t address, size_t size, enum sim_memory_kind kind);
 
 /* From now on nobody finds the block, but its memory stays taken until sim_memory_release. */

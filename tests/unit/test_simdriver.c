@@ -970,6 +970,46 @@ Test(simdriver, what_ends_with_a_context)
     cr_assert_eq(sim_hazards(), 0);
 }
 
+Test(simdriver, external_memory)
+{
+    begin();
+    int fd;
+    CUmemGenericAllocationHandle h;
+    CUexternalMemory m, n;
+    CUdeviceptr p, q;
+    unsigned char byte = 0;
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0)); /* stands for another API's memory */
+    OK(cuMemsetD8_v2(map(h, 2 * MIB) + 5000, 3, 1));
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC d = {
+        .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle.fd = fd, .size = 2 * MIB};
+    OK(cuImportExternalMemory(&m, &d));
+    OK(cuExternalMemoryGetMappedBuffer(&p, m, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.offset = 5000, .size = 1000}));
+    OK(cuMemcpyDtoH_v2(&byte, p, 1));
+    cr_assert_eq(byte, 3);
+    d.handle.fd = open("/dev/null", O_RDWR);
+    OK(cuImportExternalMemory(&n, &d));
+    OK(cuExternalMemoryGetMappedBuffer(&q, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.size = 2 * MIB}));
+    cr_assert_eq(sim_used(0), 2 * MIB, "the other API's, not ours");
+    IS(cuExternalMemoryGetMappedBuffer(&p, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.offset = 1, .size = 2 * MIB}), 1);
+    OK(cuDestroyExternalMemory(n));
+    cr_assert_eq(fcntl(d.handle.fd, F_GETFD), -1);
+    IS(cuDestroyExternalMemory(n), 400);
+    IS(cuExternalMemoryGetMappedBuffer(&p, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.size = 1}), 400);
+    IS(cuImportExternalMemory(&n, &d), 1);
+    d.type = (CUexternalMemoryHandleType)4;
+    IS(cuImportExternalMemory(&n, &d), 801);
+    double start = ms();
+    spin(NULL, 60);
+    fill(NULL, q, 2 * MIB, 1, 0);
+    OK(cuMemFree_v2(q));
+    cr_assert_geq(ms() - start, 60);
+    IS(cuMemFree_v2(q), 1);
+    OK(cuMemFree_v2(p));
+    OK(cuDestroyExternalMemory(m));
+    cr_assert_eq(sim_hazards(), 0);
+}
+
 Test(simdriver, fork_after_init)
 {
     begin();
