@@ -4,6 +4,7 @@
 #include "entry.h"
 #include "memory.h"
 #include "pool.h"
+#include "vmm.h"
 
 /* Measured on an H200 (FACTS.md): microseconds by size; in between, on a straight line. */
 static const struct cost {
@@ -145,6 +146,7 @@ CUresult do_cuMemFree(CUdeviceptr_v1 dptr)
 CUresult do_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     sim_pool_reclaim(false);
+    sim_vmm_reclaim();
     if (free_bytes)
         *free_bytes = sim.config.capacity - sim.device[sim_context_current()->device].used;
     if (total)

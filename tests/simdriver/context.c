@@ -1,5 +1,6 @@
 #include "context.h"
 
+#include "array.h"
 #include "capture.h"
 #include "entry.h"
 #include "judge.h"
@@ -76,6 +77,7 @@ static void context_end(CUcontext c)
     sim_pool_reclaim(false);
     sim_capture_end_context(c);
     sim_stream_end_context(c);
+    sim_array_end_context(c);
     sim_memory_end_context(c);
     sim_memory_give(c->device, sim.config.context_cost);
     for (CUcontext other = sim.contexts; other; other = other->next)
@@ -339,6 +341,7 @@ CUresult do_cuCtxSynchronize(void)
     sim_work_context_clock(ctx, &at);
     sim_work_wait(&at);
     sim_vclock_clear(&at);
+    sim_pool_synchronised(ctx->device);
     return ctx->error;
 }
 

@@ -4,6 +4,7 @@
 #include "judge.h"
 #include "pool.h"
 #include "sim.h"
+#include "vmm.h"
 #include "work.h"
 
 #include <stdlib.h>
@@ -31,12 +32,13 @@ struct sim_chunk {
     uint64_t address;
     struct sim_arena *arena;
     int device;
-    CUcontext ctx;
+    CUmemoryPool pool; /* NULL: its memory is the context's own */
+    struct sim_chunk **list;
     unsigned int used;    /* granules */
     unsigned int longest; /* no free run is longer, in granules */
     struct sim_block *granule[GRANULES];
     bool hidden_granule[GRANULES]; /* taken by a block on its way out */
-    struct sim_chunk *next;        /* in ctx->chunks, by rising address */
+    struct sim_chunk *next;        /* in *list, by rising address */
 };
 
 /* Everything that is not device memory, by rising address. */
@@ -70,6 +72,9 @@ static struct sim_arena *arena_of(int device, bool low)
 CUresult sim_memory_take(int device, size_t size)
 {
     if (size > sim.config.capacity - sim.device[device].used)
+        sim_vmm_reclaim();
+    uint64_t avail = sim.config.capacity - sim.device[device].used;
+    if (size > avail && sim_pool_spare(device, size - avail) < size - avail)
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim.device[device].used += size;
     return CUDA_SUCCESS;
@@ -78,6 +83,19 @@ CUresult sim_memory_take(int device, size_t size)
 void sim_memory_give(int device, size_t size)
 {
     sim.device[device].used -= size;
+}
+
+static CUresult take(int device, CUmemoryPool pool, size_t size)
+{
+    return pool ? sim_pool_back(pool, size) : sim_memory_take(device, size);
+}
+
+static void give(int device, CUmemoryPool pool, size_t size)
+{
+    if (pool)
+        sim_pool_unback(pool, size);
+    else
+        sim_memory_give(device, size);
 }
 
 /* Lowest address first. */
@@ -114,15 +132,19 @@ static void drop_pages(struct sim_arena *a, uint64_t address, size_t size)
         madvise((void *)(uintptr_t)address, size, MADV_DONTNEED);
 }
 
-static CUresult chunk_create(CUcontext ctx, struct sim_arena *a, struct sim_chunk **ret)
+static CUresult chunk_create(const struct sim_block *b, struct sim_chunk **list, struct sim_chunk **ret)
 {
-    struct page *page = take_pages(a, 1);
-    CUresult r = page ? sim_memory_take(ctx->device, SIM_PAGE) : CUDA_ERROR_OUT_OF_MEMORY;
+    struct page *page = take_pages(b->arena, 1);
+    CUresult r = page ? take(b->device, b->pool, SIM_PAGE) : CUDA_ERROR_OUT_OF_MEMORY;
     if (r)
         return r;
-    struct sim_chunk *c = sim_xcalloc(sizeof *c), **at = &ctx->chunks;
-    *c = (struct sim_chunk){
-        .address = page_address(a, page), .arena = a, .device = ctx->device, .ctx = ctx, .longest = GRANULES};
+    struct sim_chunk *c = sim_xcalloc(sizeof *c), **at = list;
+    *c = (struct sim_chunk){.address = page_address(b->arena, page),
+                            .arena = b->arena,
+                            .device = b->device,
+                            .pool = b->pool,
+                            .list = list,
+                            .longest = GRANULES};
     page->chunk = c;
     while (*at && (*at)->address < c->address)
         at = &(*at)->next;
@@ -134,12 +156,12 @@ static CUresult chunk_create(CUcontext ctx, struct sim_arena *a, struct sim_chun
 
 static void chunk_destroy(struct sim_chunk *c)
 {
-    struct sim_chunk **at = &c->ctx->chunks;
+    struct sim_chunk **at = c->list;
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
     drop_pages(c->arena, c->address, SIM_PAGE);
-    sim_memory_give(c->device, SIM_PAGE);
+    give(c->device, c->pool, SIM_PAGE);
     free(c);
 }
 
@@ -160,11 +182,16 @@ static unsigned int chunk_fit(struct sim_chunk *c, unsigned int n)
     return GRANULES;
 }
 
+static bool ends_with_context(const struct sim_block *b)
+{
+    return b->ctx && b->kind != MEMORY_POOL;
+}
+
 static void enlist(struct sim_block *b)
 {
     static uint64_t buffer_id;
     b->buffer_id = ++buffer_id;
-    if (!b->ctx)
+    if (!ends_with_context(b))
         return;
     b->next = b->ctx->blocks;
     if (b->next)
@@ -175,12 +202,12 @@ static void enlist(struct sim_block *b)
 static CUresult alloc_small(struct sim_block *b)
 {
     unsigned int n = (unsigned int)((b->size + SIM_GRANULE - 1) / SIM_GRANULE), at = GRANULES;
-    struct sim_chunk *c;
-    for (c = b->ctx->chunks; c; c = c->next)
+    struct sim_chunk *c, **list = b->pool ? &b->pool->chunks : &b->ctx->chunks;
+    for (c = *list; c; c = c->next)
         if (c->arena == b->arena && (at = chunk_fit(c, n)) < GRANULES)
             break;
     if (!c) {
-        CUresult r = chunk_create(b->ctx, b->arena, &c);
+        CUresult r = chunk_create(b, list, &c);
         if (r)
             return r;
         at = 0;
@@ -198,12 +225,12 @@ static CUresult alloc_small(struct sim_block *b)
 static CUresult alloc_large(struct sim_block *b)
 {
     size_t size = (b->size + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
-    CUresult r = sim_memory_take(b->device, size);
+    CUresult r = take(b->device, b->pool, size);
     if (r)
         return r;
     struct page *page = take_pages(b->arena, size / SIM_PAGE);
     if (!page) {
-        sim_memory_give(b->device, size);
+        give(b->device, b->pool, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     b->address = b->map_address = page_address(b->arena, page);
@@ -213,14 +240,14 @@ static CUresult alloc_large(struct sim_block *b)
     return CUDA_SUCCESS;
 }
 
-CUresult sim_memory_alloc(CUcontext ctx, size_t size, enum sim_memory_kind kind, bool low, struct sim_block **ret)
+static CUresult alloc(struct sim_block block, bool low, struct sim_block **ret)
 {
-    struct sim_arena *a = arena_of(ctx->device, low);
-    if (!a || size > sim.config.capacity)
+    block.arena = arena_of(block.device, low);
+    if (!block.arena || block.size > sim.config.capacity)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct sim_block *b = sim_xcalloc(sizeof *b);
-    *b = (struct sim_block){.size = size, .kind = kind, .ctx = ctx, .device = ctx->device, .arena = a};
-    CUresult r = size < SIM_PAGE ? alloc_small(b) : alloc_large(b);
+    *b = block;
+    CUresult r = b->size < SIM_PAGE ? alloc_small(b) : alloc_large(b);
     if (r) {
         free(b);
         return r;
@@ -228,6 +255,17 @@ CUresult sim_memory_alloc(CUcontext ctx, size_t size, enum sim_memory_kind kind,
     enlist(b);
     *ret = b;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_alloc(CUcontext ctx, size_t size, enum sim_memory_kind kind, bool low, struct sim_block **ret)
+{
+    return alloc((struct sim_block){.size = size, .kind = kind, .ctx = ctx, .device = ctx->device}, low, ret);
+}
+
+CUresult sim_memory_alloc_pool(CUcontext ctx, CUmemoryPool pool, size_t size, struct sim_block **ret)
+{
+    struct sim_block block = {.size = size, .kind = MEMORY_POOL, .ctx = ctx, .device = pool->device, .pool = pool};
+    return alloc(block, false, ret);
 }
 
 /* Index of the first foreign block that ends above the address. */
@@ -313,7 +351,7 @@ bool sim_memory_reachable(uint64_t low, uint64_t high)
 
 void sim_memory_hide(struct sim_block *b)
 {
-    if (b->ctx) {
+    if (ends_with_context(b)) {
         if (b->prev)
             b->prev->next = b->next;
         else
@@ -348,8 +386,8 @@ void sim_memory_release(struct sim_block *b)
             chunk_destroy(c);
     } else if (b->arena) {
         drop_pages(b->arena, b->map_address, b->map_size);
-        sim_memory_give(b->device, b->map_size);
-    } else if (b->kind == MEMORY_HOST) {
+        give(b->device, b->pool, b->map_size);
+    } else if (b->kind == MEMORY_HOST || b->kind == MEMORY_EXTERNAL) {
         munmap((void *)(uintptr_t)b->map_address, b->map_size);
     }
     free(b);
@@ -376,6 +414,20 @@ void sim_memory_wait_owner(CUcontext owner)
     sim_vclock_clear(&at);
 }
 
+CUresult sim_memory_retire(struct sim_block *b)
+{
+    uint64_t low = b->address, high = low + b->size;
+    /* Pool memory may have outlived its context. */
+    CUcontext owner = b->ctx->alive ? b->ctx : sim_context_current();
+    sim_pool_forget(b);
+    sim_memory_hide(b); /* before the wait gives the lock up: a second free of it must not find it */
+    if (owner)
+        sim_memory_wait_owner(owner);
+    sim_judge_release(low, high, true);
+    sim_memory_release(b);
+    return owner ? owner->error : CUDA_SUCCESS;
+}
+
 CUresult sim_memory_free(uint64_t address, bool host)
 {
     CUcontext current = sim_context_current();
@@ -386,21 +438,12 @@ CUresult sim_memory_free(uint64_t address, bool host)
     if (current && !current->alive)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     struct sim_block *b = sim_memory_find(address);
-    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_POOL)) {
+    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_EXTERNAL)) {
         sim.refused_frees++;
         return CUDA_ERROR_INVALID_VALUE;
     }
     sim_work_poll();
-    if (b->ctx->error)
-        return b->ctx->error;
-    uint64_t end = b->address + b->size;
-    CUcontext owner = b->ctx;
-    sim_memory_hide(b); /* before the wait gives the lock up: a second free of it must not find it */
-    sim_memory_wait_owner(owner);
-    sim_judge_release(address, end, true);
-    sim_pool_forget(b);
-    sim_memory_release(b);
-    return owner->error;
+    return b->ctx->alive && b->ctx->error ? b->ctx->error : sim_memory_retire(b);
 }
 
 #define CONTROL __attribute__((visibility("default")))
@@ -408,6 +451,7 @@ CUresult sim_memory_free(uint64_t address, bool host)
 CONTROL uint64_t sim_used(int device)
 {
     sim_lock();
+    sim_vmm_reclaim();
     uint64_t n = device >= 0 && device < SIM_MAX_DEVICES ? sim.device[device].used : 0;
     sim_unlock();
     return n;

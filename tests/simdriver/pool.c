@@ -9,12 +9,7 @@
 
 #include <stdlib.h>
 
-struct CUmemPoolHandle_st {
-    int device;
-    bool own; /* made by cuMemPoolCreate */
-    uint64_t attribute[9];
-    uint64_t used, used_high;
-};
+static CUmemoryPool pools;
 
 /* Blocks that were freed in stream order: their memory stays taken until that point has been reached. */
 static struct dying {
@@ -31,6 +26,8 @@ static CUmemoryPool pool_create(int device, bool own)
     p->own = own;
     for (int i = 1; i <= 3; i++)
         p->attribute[i] = 1;
+    p->next = pools;
+    pools = p;
     sim_handle_add(p, HANDLE_POOL);
     return p;
 }
@@ -45,10 +42,74 @@ static CUmemoryPool default_pool(int device)
     return d->default_pool;
 }
 
+/* Gives pages back until no more than `keep` bytes are reserved, at most `want` and none that are in use. */
+static size_t release(CUmemoryPool p, uint64_t keep, size_t want)
+{
+    uint64_t n = p->reserved - p->backed;
+    if (p->reserved - n < keep)
+        n = p->reserved > keep ? (p->reserved - keep) / SIM_PAGE * SIM_PAGE : 0;
+    if (n > want)
+        n = want;
+    p->reserved -= n;
+    sim_memory_give(p->device, n);
+    return n;
+}
+
+CUresult sim_pool_back(CUmemoryPool p, size_t size)
+{
+    size_t kept = p->reserved - p->backed, more;
+    if (kept > size)
+        kept = size;
+    more = size - kept;
+    if (p->max && more > p->max - p->reserved)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    p->backed += kept; /* first: what follows may take from all that is not in use */
+    CUresult r = sim_memory_take(p->device, more);
+    if (r) {
+        p->backed -= kept;
+        return r;
+    }
+    p->backed += more;
+    p->reserved += more;
+    if (p->reserved > p->reserved_high)
+        p->reserved_high = p->reserved;
+    return CUDA_SUCCESS;
+}
+
+void sim_pool_unback(CUmemoryPool p, size_t size)
+{
+    p->backed -= size;
+    if (p->destroyed)
+        release(p, 0, SIZE_MAX);
+}
+
+size_t sim_pool_spare(int device, size_t want)
+{
+    size_t given = 0;
+    want = (want + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
+    for (CUmemoryPool p = pools; p && given < want; p = p->next)
+        if (p->device == device)
+            given += release(p, 0, want - given);
+    return given;
+}
+
+void sim_pool_synchronised(int device)
+{
+    sim_pool_reclaim(false);
+    for (CUmemoryPool p = pools; p; p = p->next)
+        if (p->device == device)
+            release(p, p->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD], SIZE_MAX);
+}
+
+static uint64_t used_by(const struct sim_block *b)
+{
+    return (b->size + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;
+}
+
 void sim_pool_forget(struct sim_block *block)
 {
     if (block->pool)
-        block->pool->used -= block->map_size;
+        block->pool->used -= used_by(block);
 }
 
 void sim_pool_reclaim(bool wait)
@@ -107,6 +168,7 @@ CUresult do_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
         props->location.id >= sim.config.devices)
         return CUDA_ERROR_INVALID_VALUE;
     *pool = pool_create(props->location.id, true);
+    (*pool)->max = (props->maxSize + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
     return CUDA_SUCCESS;
 }
 
@@ -116,16 +178,19 @@ CUresult do_cuMemPoolDestroy(CUmemoryPool pool)
         return CUDA_ERROR_INVALID_VALUE;
     if (sim.device[pool->device].pool == pool)
         sim.device[pool->device].pool = sim.device[pool->device].default_pool;
-    sim_handle_remove(pool); /* the struct stays: blocks may still name it */
+    sim_handle_remove(pool);
+    pool->destroyed = true;
+    sim_pool_reclaim(false);
+    release(pool, 0, SIZE_MAX); /* the rest as it comes back */
     return CUDA_SUCCESS;
 }
 
 CUresult do_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    (void)keep; /* nothing is held back beyond what pending frees still need */
     if (!sim_handle_is(pool, HANDLE_POOL))
         return CUDA_ERROR_INVALID_VALUE;
     sim_pool_reclaim(false);
+    release(pool, keep, SIZE_MAX);
     return CUDA_SUCCESS;
 }
 
@@ -134,14 +199,16 @@ CUresult do_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribu
     if (!sim_handle_is(pool, HANDLE_POOL) || !value || attribute < 1 || attribute > 8)
         return CUDA_ERROR_INVALID_VALUE;
     sim_pool_reclaim(false);
+    const uint64_t amount[9] = {[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] =
+                                    pool->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD],
+                                [CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT] = pool->reserved,
+                                [CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH] = pool->reserved_high,
+                                [CU_MEMPOOL_ATTR_USED_MEM_CURRENT] = pool->used,
+                                [CU_MEMPOOL_ATTR_USED_MEM_HIGH] = pool->used_high};
     if (attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
         *(int *)value = (int)pool->attribute[attribute];
-    else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-        *(uint64_t *)value = pool->attribute[attribute];
-    else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
-        *(uint64_t *)value = pool->used;
     else
-        *(uint64_t *)value = pool->used_high;
+        *(uint64_t *)value = amount[attribute];
     return CUDA_SUCCESS;
 }
 
@@ -153,8 +220,14 @@ CUresult do_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribu
         pool->attribute[attribute] = (uint64_t) * (int *)value;
     else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->attribute[attribute] = *(uint64_t *)value;
-    else
+    else if (*(uint64_t *)value) /* high watermarks can be reset, and that is all (documented) */
+        return CUDA_ERROR_INVALID_VALUE;
+    else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+        pool->reserved_high = pool->reserved;
+    else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
         pool->used_high = pool->used;
+    else
+        return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
 
@@ -175,15 +248,14 @@ CUresult do_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPoo
     CUcontext ctx = s->ctx;
     struct sim_block *b;
     sim_pool_reclaim(false);
-    CUresult r = sim_memory_alloc(ctx, bytes, MEMORY_POOL, false, &b);
+    CUresult r = sim_memory_alloc_pool(ctx, pool, bytes, &b);
     if (r && dying_count) {
         sim_pool_reclaim(true);
-        r = sim_memory_alloc(ctx, bytes, MEMORY_POOL, false, &b);
+        r = sim_handle_is(pool, HANDLE_POOL) ? sim_memory_alloc_pool(ctx, pool, bytes, &b) : CUDA_ERROR_INVALID_VALUE;
     }
     if (r)
         return r;
-    b->pool = pool;
-    pool->used += b->map_size;
+    pool->used += used_by(b);
     if (pool->used > pool->used_high)
         pool->used_high = pool->used;
     *dptr = b->address;
@@ -217,19 +289,16 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
         return r;
     uint64_t high = b->address + b->size;
     /* The free writes the whole block, as far as order goes: what is not before it on its stream races with it. */
-    r = sim_work_enqueue(
-        s,
-        &(struct sim_op){.kind = OP_MARK,
-                         .what = "cuMemFreeAsync",
-                         .dst = dptr,
-                         .bytes = b->size,
-                         .rows = 1,
-                         .dst_judged = true,
-                         .frees = true});
+    r = sim_work_enqueue(s, &(struct sim_op){.kind = OP_MARK,
+                                             .what = "cuMemFreeAsync",
+                                             .dst = dptr,
+                                             .bytes = b->size,
+                                             .rows = 1,
+                                             .dst_judged = true,
+                                             .frees = true});
     if (r)
         return r;
     sim_pool_forget(b);
-    b->pool = NULL;
     sim_memory_hide(b);
     if (dying_count == dying_size)
         dying = sim_xrealloc(dying, (dying_size = dying_size ? dying_size * 2 : 16) * sizeof *dying);

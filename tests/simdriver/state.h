@@ -135,7 +135,10 @@ enum sim_handle {
     HANDLE_EXEC,
     HANDLE_POOL,
     HANDLE_LINK,
-    HANDLE_MEMORY
+    HANDLE_MEMORY,
+    HANDLE_ARRAY,
+    HANDLE_MIPMAPPED,
+    HANDLE_EXTERNAL
 };
 void sim_handle_add(const void *handle, enum sim_handle kind);
 void sim_handle_remove(const void *handle);

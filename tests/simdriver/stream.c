@@ -3,6 +3,7 @@
 #include "capture.h"
 #include "context.h"
 #include "entry.h"
+#include "pool.h"
 #include "work.h"
 
 #include <stdlib.h>
@@ -145,6 +146,7 @@ CUresult do_cuStreamSynchronize(CUstream handle)
     sim_work_stream_clock(s, &at);
     sim_work_wait(&at);
     sim_vclock_clear(&at);
+    sim_pool_synchronised(ctx->device);
     return ctx->error;
 }
 
@@ -334,6 +336,7 @@ CUresult do_cuEventSynchronize(CUevent event)
         return r;
     CUcontext ctx = event->ctx;
     sim_work_wait(&event->at);
+    sim_pool_synchronised(ctx->device);
     return ctx->error;
 }
 

@@ -1,27 +1,54 @@
 /*
- * Virtual memory management: reserved addresses, physical handles, mappings. A handle is a stretch of one memory file
- * of its device, so that two mappings of it show the same bytes and a mapping that is gone leaves them alone.
+ * Virtual memory management: reserved addresses, physical memory, handles, mappings. Memory is a stretch of one memory
+ * file of its device, so that two mappings of it show the same bytes and a mapping that is gone leaves them alone.
+ * Memory that can be shared is a memory file of its own, whose last page says what it is: another process that gets a
+ * descriptor of it can map it.
  */
+#include "vmm.h"
+
 #include "context.h"
 #include "entry.h"
 #include "judge.h"
 #include "memory.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-struct vmm_handle {
+struct vmm_memory {
     int device;
     size_t size;
-    off_t offset;            /* in the device's file */
+    CUmemAllocationProp prop;
+    int fd;
+    off_t offset; /* in the device's file; 0 in a file of its own */
+    bool own_file;
+    bool imported;           /* another process has it: it does not count here */
+    bool exported;           /* some descriptor that was given out may still be open */
+    unsigned int references; /* handles + exported */
+    struct vmm_memory *next; /* of the device, by rising offset; or of those with a file of their own */
+};
+static struct vmm_memory *memories[SIM_MAX_DEVICES], *shareable;
+static int files[SIM_MAX_DEVICES]; /* descriptor + 1 */
+
+struct vmm_handle {
+    struct vmm_memory *memory;
     unsigned int references; /* by the program and by mappings */
     unsigned int held;       /* by the program alone */
-    struct vmm_handle *next; /* of the device, by rising offset */
 };
-static struct vmm_handle *handles[SIM_MAX_DEVICES];
-static int files[SIM_MAX_DEVICES]; /* descriptor + 1 */
+
+/* The last page of a file of its own. */
+#define TAIL 4096
+struct tail {
+    char magic[16];
+    int device;
+    CUmemAllocationProp prop;
+};
+static const char magic[16] = "simdriver memory";
 
 static struct reservation {
     uint64_t address;
@@ -97,46 +124,96 @@ static struct vmm_handle *handle_of(CUmemGenericAllocationHandle handle)
     return sim_handle_is(p, HANDLE_MEMORY) ? p : NULL;
 }
 
+/* A file of its own, with its tail. */
+static int shareable_file(const struct vmm_memory *m)
+{
+    struct tail tail = {.device = m->device, .prop = m->prop};
+    memcpy(tail.magic, magic, sizeof tail.magic);
+    int fd = memfd_create("simdriver", MFD_CLOEXEC);
+    if (fd >= 0 && (ftruncate(fd, (off_t)(m->size + TAIL)) ||
+                    pwrite(fd, &tail, sizeof tail, (off_t)m->size) != (ssize_t)sizeof tail)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static int device_file(int device)
+{
+    if (!files[device]) {
+        int fd = memfd_create("simdriver", MFD_CLOEXEC);
+        /* Larger than the device: holes between handles must not refuse what fits. The file is sparse. */
+        if (fd < 0 || ftruncate(fd, (off_t)(sim.config.capacity * 4)))
+            return -1;
+        files[device] = fd + 1;
+    }
+    return files[device] - 1;
+}
+
+static CUmemGenericAllocationHandle handle_create(struct vmm_memory *m)
+{
+    struct vmm_handle *h = sim_xcalloc(sizeof *h);
+    *h = (struct vmm_handle){.memory = m, .references = 1, .held = 1};
+    m->references++;
+    sim_handle_add(h, HANDLE_MEMORY);
+    return (CUmemGenericAllocationHandle)(uintptr_t)h;
+}
+
 CUresult do_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                         unsigned long long flags)
 {
     if (!handle || !size || size % SIM_PAGE || !valid(prop) || flags)
         return CUDA_ERROR_INVALID_VALUE;
-    int device = prop->location.id;
-    if (!files[device]) {
-        int fd = memfd_create("simdriver", MFD_CLOEXEC);
-        /* Larger than the device: holes between handles must not refuse what fits. The file is sparse. */
-        if (fd < 0 || ftruncate(fd, (off_t)(sim.config.capacity * 4)))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        files[device] = fd + 1;
-    }
-    CUresult r = sim_memory_take(device, size);
+    if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    struct vmm_memory new = {.device = prop->location.id, .size = size, .prop = *prop}, **at = &memories[new.device];
+    CUresult r = sim_memory_take(new.device, size);
     if (r)
         return r;
-    off_t offset = 0;
-    struct vmm_handle **at = &handles[device];
-    for (; *at && (size_t)((*at)->offset - offset) < size; at = &(*at)->next)
-        offset = (*at)->offset + (off_t)(*at)->size;
-    struct vmm_handle *h = sim_xcalloc(sizeof *h);
-    *h = (struct vmm_handle){.device = device, .size = size, .offset = offset, .references = 1, .held = 1, .next = *at};
-    *at = h;
-    sim_handle_add(h, HANDLE_MEMORY);
-    *handle = (CUmemGenericAllocationHandle)(uintptr_t)h;
+    new.own_file = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    new.fd = new.own_file ? shareable_file(&new) : device_file(new.device);
+    if (new.fd < 0) {
+        sim_memory_give(new.device, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (new.own_file)
+        at = &shareable;
+    else
+        for (; *at && (size_t)((*at)->offset - new.offset) < size; at = &(*at)->next)
+            new.offset = (*at)->offset + (off_t)(*at)->size;
+    struct vmm_memory *m = sim_xcalloc(sizeof *m);
+    new.next = *at;
+    *m = new;
+    *at = m;
+    *handle = handle_create(m);
     return CUDA_SUCCESS;
+}
+
+static void unreference_memory(struct vmm_memory *m)
+{
+    if (--m->references)
+        return;
+    struct vmm_memory **at = m->own_file ? &shareable : &memories[m->device];
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    if (m->own_file)
+        close(m->fd);
+    else
+        fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, m->offset, (off_t)m->size);
+    if (!m->imported)
+        sim_memory_give(m->device, m->size);
+    free(m);
 }
 
 static void unreference(struct vmm_handle *h)
 {
     if (--h->references)
         return;
-    struct vmm_handle **at = &handles[h->device];
-    while (*at != h)
-        at = &(*at)->next;
-    *at = h->next;
-    fallocate(files[h->device] - 1, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, h->offset, (off_t)h->size);
-    sim_memory_give(h->device, h->size);
+    struct vmm_memory *m = h->memory;
     sim_handle_remove(h);
     free(h);
+    unreference_memory(m);
 }
 
 CUresult do_cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -156,15 +233,15 @@ CUresult do_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
     struct reservation *r = reservations;
     while (r && (ptr < r->address || ptr + size > r->address + r->size))
         r = r->next;
-    if (!h || !r || !size || flags || ptr % SIM_PAGE || size % SIM_PAGE || offset || size > h->size ||
+    if (!h || !r || !size || flags || ptr % SIM_PAGE || size % SIM_PAGE || offset || size > h->memory->size ||
         mapped_in(ptr, ptr + size))
         return CUDA_ERROR_INVALID_VALUE;
-    void *p = mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-                   files[h->device] - 1, h->offset);
+    void *p = mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, h->memory->fd,
+                   h->memory->offset);
     if (p == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct sim_block *b = sim_memory_adopt(NULL, ptr, size, MEMORY_MAPPED);
-    b->device = h->device;
+    b->device = h->memory->device;
     b->no_access = true;
     b->handle = h;
     h->references++;
@@ -234,5 +311,94 @@ CUresult do_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
     b->handle->references++;
     b->handle->held++;
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)b->handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult do_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+    struct vmm_handle *h = handle_of(handle);
+    if (!prop || !h)
+        return CUDA_ERROR_INVALID_VALUE;
+    *prop = h->memory->prop;
+    return CUDA_SUCCESS;
+}
+
+/*
+ * A descriptor given out keeps the memory, wherever it goes: in this process, in another, in a message between them.
+ * The kernel knows when the last one is closed: each carries a lock that ends with it.
+ */
+CUresult do_cuMemExportToShareableHandle(void *shareable_handle, CUmemGenericAllocationHandle handle,
+                                         CUmemAllocationHandleType type, unsigned long long flags)
+{
+    struct vmm_handle *h = handle_of(handle);
+    if (!shareable_handle || !h || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!(h->memory->prop.requestedHandleTypes & type))
+        return CUDA_ERROR_INVALID_VALUE;
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", h->memory->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC); /* a description of its own, as a duplicate would not have */
+    if (fd < 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    flock(fd, LOCK_SH);
+    if (!h->memory->exported) {
+        h->memory->exported = true;
+        h->memory->references++;
+    }
+    memcpy(shareable_handle, &fd, sizeof fd);
+    return CUDA_SUCCESS;
+}
+
+void sim_vmm_reclaim(void)
+{
+    for (struct vmm_memory *m = shareable, *next; m; m = next) {
+        next = m->next;
+        if (!m->exported || m->imported || flock(m->fd, LOCK_EX | LOCK_NB))
+            continue;
+        flock(m->fd, LOCK_UN);
+        m->exported = false;
+        unreference_memory(m);
+    }
+}
+
+/* Memory of another process, by a descriptor that came from there. */
+static struct vmm_memory *adopt(int fd, const struct stat *st)
+{
+    struct tail tail;
+    off_t size = st->st_size - TAIL;
+    if (size <= 0 || pread(fd, &tail, sizeof tail, size) != (ssize_t)sizeof tail ||
+        memcmp(tail.magic, magic, sizeof magic) || tail.device < 0 || tail.device >= sim.config.devices)
+        return NULL;
+    struct vmm_memory *m = sim_xcalloc(sizeof *m);
+    *m = (struct vmm_memory){.device = tail.device,
+                             .size = (size_t)size,
+                             .prop = tail.prop,
+                             .fd = fcntl(fd, F_DUPFD_CLOEXEC, 0), /* and so with the lock: the owner waits for us */
+                             .own_file = true,
+                             .imported = true,
+                             .next = shareable};
+    shareable = m;
+    return m;
+}
+
+CUresult do_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                           CUmemAllocationHandleType type)
+{
+    struct stat st, own;
+    int fd = (int)(intptr_t)os_handle;
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct vmm_memory *m = shareable;
+    while (m && (fstat(m->fd, &own) || own.st_dev != st.st_dev || own.st_ino != st.st_ino))
+        m = m->next;
+    if (!m && !(m = adopt(fd, &st)))
+        return CUDA_ERROR_INVALID_VALUE;
+    *handle = handle_create(m);
     return CUDA_SUCCESS;
 }

@@ -6,7 +6,9 @@
 #include "vramshim/cuda_abi.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -639,6 +641,373 @@ Test(simdriver, virtual_memory)
     OK(cuMemUnmap(va, 2 * g));
     cr_assert_eq(sim_used(0), 0);
     OK(cuMemAddressFree(va, 2 * g));
+}
+
+static uint64_t amount(CUmemoryPool pool, CUmemPool_attribute attribute)
+{
+    uint64_t n;
+    OK(cuMemPoolGetAttribute(pool, attribute, &n));
+    return n;
+}
+
+#define MIB ((size_t)1 << 20)
+#define RESERVED(pool) amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+#define USED(pool) amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+
+static CUmemoryPool pool_create(size_t max)
+{
+    CUmemoryPool pool;
+    CUmemPoolProps props = {
+        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, .maxSize = max};
+    OK(cuMemPoolCreate(&pool, &props));
+    return pool;
+}
+
+static CUdeviceptr pool_alloc(CUmemoryPool pool, size_t bytes, CUstream s)
+{
+    CUdeviceptr p;
+    OK(cuMemAllocFromPoolAsync(&p, bytes, pool, s));
+    return p;
+}
+
+Test(simdriver, pool_releases_at_a_synchronise)
+{
+    setenv("SIMCUDA_CLOCK", "lazy", 1);
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0);
+    CUdeviceptr p = pool_alloc(pool, 4 * MIB, s), q = pool_alloc(pool, 1000, s);
+    cr_assert(RESERVED(pool) == 6 * MIB && USED(pool) == 4 * MIB + 1024 && sim_used(0) == 6 * MIB);
+    spin(s, 1);
+    OK(cuMemFreeAsync(p, s));
+    cr_assert(RESERVED(pool) == 6 * MIB && USED(pool) == 1024);
+    OK(cuStreamSynchronize(s));
+    cr_assert(RESERVED(pool) == 2 * MIB && sim_used(0) == 2 * MIB);
+    uint64_t threshold = 8 * MIB;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    p = pool_alloc(pool, 12 * MIB, s);
+    OK(cuMemFreeAsync(p, s));
+    CUevent e;
+    OK(cuEventCreate(&e, 0));
+    OK(cuEventRecord(e, s));
+    OK(cuEventSynchronize(e));
+    cr_assert(RESERVED(pool) == 8 * MIB && sim_used(0) == 8 * MIB);
+    p = pool_alloc(pool, 6 * MIB, s);
+    cr_assert_eq(sim_used(0), 8 * MIB, "from what was kept");
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 14 * MIB);
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 12 * MIB + 1024);
+    uint64_t zero = 0, one = 1;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
+    IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &one), 1);
+    IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &zero), 1);
+    cr_assert_eq(amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 8 * MIB);
+    OK(cuMemFree_v2(p));
+    cr_assert_eq(RESERVED(pool), 8 * MIB);
+    OK(cuMemPoolTrimTo(pool, 3 * MIB));
+    cr_assert_eq(RESERVED(pool), 4 * MIB, "no less than what shall be kept");
+    OK(cuMemPoolTrimTo(pool, 0));
+    cr_assert_eq(RESERVED(pool), 2 * MIB, "a block is not freed");
+    OK(cuMemFreeAsync(q, s));
+    OK(cuCtxSynchronize());
+    cr_assert_eq(sim_used(0), 2 * MIB, "below the threshold");
+    OK(cuMemPoolDestroy(pool));
+    cr_assert_eq(sim_used(0), 0);
+    IS(cuMemPoolDestroy(pool), 1);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, pool_without_room)
+{
+    setenv("SIMCUDA_CAPACITY", "64M", 1);
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0), other = pool_create(8 * MIB);
+    CUdeviceptr p;
+    uint64_t threshold = UINT64_MAX;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    p = pool_alloc(pool, 40 * MIB, s);
+    IS(cuMemAllocFromPoolAsync(&p, 10 * MIB, other, s), 2);
+    OK(cuMemFreeAsync(p, s));
+    OK(cuStreamSynchronize(s));
+    cr_assert_eq(sim_used(0), 40 * MIB);
+    CUdeviceptr q = alloc(30 * MIB);
+    cr_assert(RESERVED(pool) == 34 * MIB && sim_used(0) == 64 * MIB, "a pool gives what it only keeps");
+    OK(cuMemAllocFromPoolAsync(&p, 8 * MIB, other, s));
+    cr_assert(RESERVED(pool) == 26 * MIB && RESERVED(other) == 8 * MIB, "also to another pool");
+    IS(cuMemAlloc_v2(&p, 27 * MIB), 2);
+    OK(cuMemFree_v2(q));
+}
+
+Test(simdriver, pool_destroyed_first_and_context_ended)
+{
+    begin();
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUmemoryPool pool = pool_create(0), now, standard;
+    OK(cuDeviceSetMemPool(0, pool));
+    CUdeviceptr p, q;
+    OK(cuMemAllocAsync(&p, 4 * MIB, s));
+    OK(cuMemAllocAsync(&q, 100, s));
+    OK(cuCtxDestroy_v2(other));
+    cr_assert_eq(sim_used(0), 6 * MIB, "pool memory is the device's, not the context's");
+    OK(cuCtxSetCurrent(ctx));
+    fill(NULL, p, 4 * MIB, 1, 0);
+    OK(cuMemPoolDestroy(pool));
+    OK(cuDeviceGetMemPool(&now, 0));
+    OK(cuDeviceGetDefaultMemPool(&standard, 0));
+    cr_assert_eq(now, standard);
+    IS(cuMemPoolDestroy(standard), 1);
+    cr_assert_eq(sim_used(0), 6 * MIB);
+    OK(cuMemFree_v2(p));
+    cr_assert_eq(sim_used(0), 2 * MIB);
+    OK(cuMemFreeAsync(q, NULL));
+    OK(cuCtxSynchronize());
+    cr_assert_eq(sim_used(0), 0);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+static CUarray array_2d(size_t width, size_t height)
+{
+    CUarray a;
+    CUDA_ARRAY_DESCRIPTOR d = {width, height, CU_AD_FORMAT_FLOAT, 4};
+    OK(cuArrayCreate_v2(&a, &d));
+    return a;
+}
+
+static CUresult call_array(void)
+{
+    CUarray a;
+    CUDA_ARRAY_DESCRIPTOR d = {8, 8, CU_AD_FORMAT_FLOAT, 1};
+    return cuArrayCreate_v2(&a, &d);
+}
+
+Test(simdriver, arrays)
+{
+    begin();
+    CUarray a = array_2d(1024, 256), b = array_2d(16, 0), c = NULL;
+    cr_assert_eq(sim_used(0), 3u * 2097152, "4 MiB in pages of their own, 256 bytes among small blocks");
+    CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 64, CU_AD_FORMAT_HALF, 2, 0};
+    OK(cuArray3DCreate_v2(&c, &d));
+    cr_assert_eq(sim_used(0), 3u * 2097152, "1 MiB beside the small one");
+    IS(cuMipmappedArrayDestroy((CUmipmappedArray)(void *)a), 400);
+    OK(cuArrayDestroy(a));
+    IS(cuArrayDestroy(a), 400);
+    OK(cuArrayDestroy(b));
+    OK(cuArrayDestroy(c));
+    cr_assert_eq(sim_used(0), 0);
+    CUmipmappedArray m;
+    d = (CUDA_ARRAY3D_DESCRIPTOR){1024, 1024, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    OK(cuMipmappedArrayCreate(&m, &d, 99));
+    cr_assert_eq(sim_used(0), 3u * 2097152, "a third more than the first level");
+    OK(cuMipmappedArrayDestroy(m));
+    d.Flags = CUDA_ARRAY3D_SPARSE;
+    OK(cuMipmappedArrayCreate(&m, &d, 1));
+    d.Flags = CUDA_ARRAY3D_DEFERRED_MAPPING;
+    OK(cuArray3DCreate_v2(&a, &d));
+    cr_assert_eq(sim_used(0), 0);
+    OK(cuArrayDestroy(a));
+    OK(cuMipmappedArrayDestroy(m));
+}
+
+Test(simdriver, arrays_bad_calls_and_waiting)
+{
+    begin();
+    CUarray a = array_2d(16, 16);
+    CUDA_ARRAY3D_DESCRIPTOR d = {131072, 65536, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 2);
+    d.NumChannels = 3;
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 0, 16, CU_AD_FORMAT_FLOAT, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){0, 16, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 16, 0, (CUarray_format)77, 1, 0};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    d = (CUDA_ARRAY3D_DESCRIPTOR){16, 16, 5, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP};
+    IS(cuArray3DCreate_v2(&a, &d), 1);
+    IS(cuArray3DCreate_v2(&a, NULL), 1);
+    IS(cuArrayCreate_v2(NULL, &(CUDA_ARRAY_DESCRIPTOR){8, 8, CU_AD_FORMAT_FLOAT, 1}), 1);
+    in_capture(call_array, (int[]){900, 900, 0});
+    double start = ms();
+    spin(stream(CU_STREAM_NON_BLOCKING), 60);
+    OK(cuArrayDestroy(a));
+    cr_assert_geq(ms() - start, 60);
+}
+
+#define FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+static const CUmemAllocationProp shareable = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = FD, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+static CUdeviceptr map(CUmemGenericAllocationHandle h, size_t size)
+{
+    CUmemAccessDesc access = {shareable.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr va;
+    OK(cuMemAddressReserve(&va, size, 0, 0, 0));
+    OK(cuMemMap(va, size, 0, h, 0));
+    OK(cuMemSetAccess(va, size, &access, 1));
+    return va;
+}
+
+static CUmemGenericAllocationHandle import(int fd)
+{
+    CUmemGenericAllocationHandle h;
+    OK(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd, FD));
+    return h;
+}
+
+Test(simdriver, shared_memory)
+{
+    begin();
+    CUmemAllocationProp prop = shareable, plain = shareable;
+    CUmemGenericAllocationHandle h, i, j;
+    int fd, again;
+    OK(cuMemCreate(&h, 4 * MIB, &prop, 0));
+    OK(cuMemGetAllocationPropertiesFromHandle(&prop, h));
+    cr_assert_eq((int)prop.requestedHandleTypes, (int)FD);
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0));
+    OK(cuMemExportToShareableHandle(&again, h, FD, 0));
+    i = import(fd);
+    cr_assert(i != h && sim_used(0) == 4 * MIB, "another handle of the same memory");
+    CUdeviceptr p = map(h, 4 * MIB), q = map(i, 4 * MIB);
+    unsigned char byte = 0;
+    OK(cuMemsetD8_v2(p, 9, 4 * MIB));
+    OK(cuMemcpyDtoH_v2(&byte, q + 4 * MIB - 1, 1));
+    cr_assert_eq(byte, 9);
+    OK(cuMemRetainAllocationHandle(&j, (void *)(uintptr_t)q));
+    cr_assert_eq(j, i);
+    OK(cuMemRelease(j));
+    OK(cuMemRelease(h));
+    OK(cuMemRelease(i));
+    OK(cuMemUnmap(p, 4 * MIB));
+    OK(cuMemUnmap(q, 4 * MIB));
+    close(again);
+    cr_assert_eq(sim_used(0), 4 * MIB, "the descriptor keeps it");
+    i = import(fd);
+    close(fd);
+    q = map(i, 4 * MIB);
+    OK(cuMemcpyDtoH_v2(&byte, q, 1));
+    cr_assert(byte == 9 && sim_used(0) == 4 * MIB);
+    OK(cuMemRelease(i));
+    OK(cuMemUnmap(q, 4 * MIB));
+    cr_assert_eq(sim_used(0), 0);
+    plain.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    OK(cuMemCreate(&h, 2 * MIB, &plain, 0));
+    IS(cuMemExportToShareableHandle(&fd, h, FD, 0), 1);
+    IS(cuMemExportToShareableHandle(&fd, h, (CUmemAllocationHandleType)2, 0), 801);
+    OK(cuMemRelease(h));
+    IS(cuMemExportToShareableHandle(&fd, h, FD, 0), 1);
+    IS(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)999, FD), 1);
+    IS(cuMemGetAllocationPropertiesFromHandle(&prop, h), 1);
+}
+
+Test(simdriver, memory_of_another_process)
+{
+    int to[2], back[2], fd = -1;
+    unsigned char byte = 0;
+    cr_assert(!pipe(to) && !pipe(back));
+    pid_t child = fork(); /* before the driver starts: each has its own */
+    if (!child) {
+        char path[64];
+        int owner[2];
+        if (read(to[0], owner, sizeof owner) != (ssize_t)sizeof owner)
+            _exit(1);
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", owner[0], owner[1]);
+        begin();
+        CUmemGenericAllocationHandle i = import(open(path, O_RDWR));
+        OK(cuMemsetD8_v2(map(i, 2 * MIB), 5, 2 * MIB));
+        OK(cuCtxSynchronize());
+        _exit(sim_used(0) == 0 && write(back[1], "x", 1) == 1 ? 0 : 1);
+    }
+    begin();
+    CUmemGenericAllocationHandle h;
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0));
+    int me[2] = {getpid(), fd}, status;
+    cr_assert_eq(write(to[1], me, sizeof me), (ssize_t)sizeof me);
+    cr_assert_eq(read(back[0], &byte, 1), 1);
+    waitpid(child, &status, 0);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(cuMemcpyDtoH_v2(&byte, map(h, 2 * MIB) + MIB, 1));
+    cr_assert_eq(byte, 5);
+}
+
+Test(simdriver, what_ends_with_a_context)
+{
+    begin();
+    CUcontext other;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    CUdeviceptr managed, pool;
+    CUmemGenericAllocationHandle h;
+    void *pinned;
+    static char mine[100];
+    CUarray a = array_2d(1024, 256);
+    CUmipmappedArray m;
+    CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    OK(cuMipmappedArrayCreate(&m, &d, 3));
+    OK(cuMemAllocManaged(&managed, 4 * MIB, 1));
+    OK(cuMemHostAlloc(&pinned, 4096, 0));
+    OK(cuMemHostRegister_v2(mine, sizeof mine, 0));
+    OK(cuMemAllocAsync(&pool, 2 * MIB, NULL));
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    CUdeviceptr mapped = map(h, 2 * MIB);
+    cr_assert_eq(sim_used(0), 14 * MIB);
+    OK(cuCtxDestroy_v2(other));
+    OK(cuCtxSetCurrent(ctx));
+    cr_assert_eq(sim_used(0), 4 * MIB);
+    IS(cuArrayDestroy(a), 400);
+    IS(cuMipmappedArrayDestroy(m), 400);
+    IS(cuMemFree_v2(managed), 1);
+    IS(cuMemFreeHost(pinned), 1);
+    IS(cuMemHostUnregister(mine), 713);
+    fill(NULL, pool, 2 * MIB, 1, 0);
+    fill(NULL, mapped, 2 * MIB, 1, 0);
+    OK(cuMemFreeAsync(pool, NULL));
+    OK(cuCtxSynchronize());
+    OK(cuMemUnmap(mapped, 2 * MIB));
+    OK(cuMemRelease(h));
+    cr_assert_eq(sim_used(0), 0);
+    cr_assert_eq(sim_hazards(), 0);
+}
+
+Test(simdriver, external_memory)
+{
+    begin();
+    int fd;
+    CUmemGenericAllocationHandle h;
+    CUexternalMemory m, n;
+    CUdeviceptr p, q;
+    unsigned char byte = 0;
+    OK(cuMemCreate(&h, 2 * MIB, &shareable, 0));
+    OK(cuMemExportToShareableHandle(&fd, h, FD, 0)); /* stands for another API's memory */
+    OK(cuMemsetD8_v2(map(h, 2 * MIB) + 5000, 3, 1));
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC d = {
+        .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle.fd = fd, .size = 2 * MIB};
+    OK(cuImportExternalMemory(&m, &d));
+    OK(cuExternalMemoryGetMappedBuffer(&p, m, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.offset = 5000, .size = 1000}));
+    OK(cuMemcpyDtoH_v2(&byte, p, 1));
+    cr_assert_eq(byte, 3);
+    d.handle.fd = open("/dev/null", O_RDWR);
+    OK(cuImportExternalMemory(&n, &d));
+    OK(cuExternalMemoryGetMappedBuffer(&q, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.size = 2 * MIB}));
+    cr_assert_eq(sim_used(0), 2 * MIB, "the other API's, not ours");
+    IS(cuExternalMemoryGetMappedBuffer(&p, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.offset = 1, .size = 2 * MIB}), 1);
+    OK(cuDestroyExternalMemory(n));
+    cr_assert_eq(fcntl(d.handle.fd, F_GETFD), -1);
+    IS(cuDestroyExternalMemory(n), 400);
+    IS(cuExternalMemoryGetMappedBuffer(&p, n, &(CUDA_EXTERNAL_MEMORY_BUFFER_DESC){.size = 1}), 400);
+    IS(cuImportExternalMemory(&n, &d), 1);
+    d.type = (CUexternalMemoryHandleType)4;
+    IS(cuImportExternalMemory(&n, &d), 801);
+    double start = ms();
+    spin(NULL, 60);
+    fill(NULL, q, 2 * MIB, 1, 0);
+    OK(cuMemFree_v2(q));
+    cr_assert_geq(ms() - start, 60);
+    IS(cuMemFree_v2(q), 1);
+    OK(cuMemFree_v2(p));
+    OK(cuDestroyExternalMemory(m));
+    cr_assert_eq(sim_hazards(), 0);
 }
 
 Test(simdriver, fork_after_init)
