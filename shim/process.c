@@ -12,6 +12,7 @@
 #include "base/say.h"
 #include "config/options.h"
 #include "control/disposition.h"
+#include "control/last.h"
 #include "control/thread.h"
 #include "driver/capture.h"
 #include "heap/heap.h"
@@ -53,6 +54,7 @@ static void postfork_child(void)
     vram_heap_forget();
     vram_control_forget();
     vram_report_forget();
+    vram_last_watch(vram_control_look);
     vram_proc_record(); /* from here on it is ours again */
     sigprocmask(SIG_SETMASK, &before, NULL);
 }
@@ -80,6 +82,7 @@ static void __attribute__((constructor)) load(void)
     vram_say_init();
     vram_options_read(environ);
     vram_disposition_init();
+    vram_last_watch(vram_control_look);
     vram_control_atfork = pthread_atfork(prefork, postfork_parent, postfork_child);
     vram_quick_exit_register(); /* registered first, so that it runs after the program's own */
 }

@@ -398,6 +398,7 @@ CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id);
 CUresult cuMemAllocHost_v2(void **pp, size_t bytes);
 CUresult cuMemHostAlloc(void **pp, size_t bytes, unsigned int flags);
 CUresult cuMemFreeHost(void *p);
+CUresult cuMemHostRegister(void *p, size_t bytes, unsigned int flags);
 CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned int flags);
 CUresult cuMemHostUnregister(void *p);
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags);

@@ -1,6 +1,7 @@
 #include "control/thread.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,18 @@
 #include "base/thread.h"
 #include "config/options.h"
 #include "control/drain.h"
+#include "control/last.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
 #include "heap/heap.h"
+#include "heap/heap.h"
+#include "heap/pools.h"
 #include "heap/reclaim.h"
+#include "heap/view.h"
 
 enum {
     LAST_CALL_MS = 200,
+    ALONE_NS = 50000000, /* between two looks whether the program's last thread is gone */
     DRAIN_MS = 100, /* for Python to let us in; longer, and the flush goes ahead without */
 };
 
@@ -84,18 +90,57 @@ static void tell_drained(struct vram_text *t, const struct vram_drained *drained
     vram_text_add(t, "); ");
 }
 
-static void tell(const struct vram_reclaimed *done, uint64_t ns, const struct vram_drained *drained, bool draining)
+/* What is in use on each device of the program's, and by whom. */
+static void tell_view(void)
+{
+    for (int device = 0; device < VRAM_DEVICES_MAX; device++) {
+        char buf[768];
+        struct vram_text t = VRAM_TEXT(buf);
+        struct vram_device_view v;
+        if (!vram_view(device, &v))
+            continue;
+        vram_text_add(&t, "device %d: ", device);
+        vram_text_bytes(&t, v.used);
+        vram_text_add(&t, " of ");
+        vram_text_bytes(&t, v.total);
+        vram_text_add(&t, " in use");
+        for (unsigned i = 0; i < v.count; i++) {
+            vram_text_add(&t, i ? ", " : ": ");
+            vram_text_bytes(&t, v.parts[i].bytes);
+            vram_text_add(&t, " %s", v.parts[i].words);
+        }
+        if (v.used > v.named) {
+            vram_text_add(&t, v.count ? ", " : ": ");
+            vram_text_bytes(&t, v.used - v.named);
+            vram_text_add(&t, " since then by the driver and other programs");
+        }
+        if (v.managed) {
+            vram_text_add(&t, " (managed, here or on the host: ");
+            vram_text_bytes(&t, v.managed);
+            vram_text_add(&t, ")");
+        }
+        vram_say("%s", buf);
+    }
+}
+
+static void tell(const struct vram_reclaimed *done, uint64_t trimmed, uint64_t ns, const struct vram_drained *drained,
+                 bool draining)
 {
     char buf[512];
     struct vram_text t = VRAM_TEXT(buf);
     begin_line(&t);
     if (drained)
         tell_drained(&t, drained);
-    if (done->blocks == 0 && done->kept_blocks == 0) {
+    if (done->blocks == 0 && done->kept_blocks == 0 && trimmed == 0) {
         vram_text_add(&t, "nothing was kept, so there is nothing to give back");
     } else {
         vram_text_add(&t, "gave ");
         amount(&t, done->blocks, done->bytes);
+        if (trimmed) {
+            vram_text_add(&t, " and ");
+            vram_text_bytes(&t, trimmed);
+            vram_text_add(&t, " of the driver's own pools");
+        }
         vram_text_add(&t, " back to the driver in ");
         vram_text_duration(&t, ns);
         vram_text_add(&t, ", kept ");
@@ -126,7 +171,7 @@ static void await_captures(void)
 static void flush(const struct vram_drained *drained, bool draining)
 {
     struct vram_reclaimed total = {0};
-    uint64_t start = vram_now();
+    uint64_t start = vram_now(), trimmed = 0;
     for (;;) {
         struct vram_reclaimed now = vram_reclaim_all();
         total.blocks += now.blocks;
@@ -134,17 +179,28 @@ static void flush(const struct vram_drained *drained, bool draining)
         total.kept_blocks = now.kept_blocks;
         total.kept_bytes = now.kept_bytes;
         total.refused = now.refused;
+        trimmed += vram_pools_trim(VRAM_EVERY_DEVICE);
         if (!now.capture || vram_heap_is_exiting())
             break;
         await_captures();
     }
-    tell(&total, vram_now() - start, drained, draining);
+    tell(&total, trimmed, vram_now() - start, drained, draining);
+    tell_view();
 }
 
 static void post(void)
 {
     atomic_fetch_add(&requests, 1);
     vram_futex_wake(&requests);
+}
+
+/* As the last thread of the program would have: with the program's exit functions, and open to signals. */
+static void end_process(void)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    exit(0);
 }
 
 /* Waits for a request. False: there is none, but the program has been idle for as long as VRAMSHIM_IDLE_DRAIN says, for the
@@ -163,7 +219,10 @@ static bool await_request(void)
             served = now;
             return true;
         }
-        vram_futex_wait(&requests, now, tick);
+        bool leaving = vram_last_main_is_gone();
+        vram_futex_wait(&requests, now, leaving && tick > ALONE_NS ? ALONE_NS : tick);
+        if (leaving && vram_last_is_alone())
+            end_process();
         if (tick == VRAM_FOR_EVER)
             continue;
         if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
@@ -230,6 +289,8 @@ void vram_control_start(void)
     }
     errno = saved;
 }
+
+void vram_control_look(void) { post(); }
 
 bool vram_control_request(void)
 {

@@ -11,6 +11,9 @@
  * If no thread can be had, one line says so and flushes are not possible (law 30). */
 void vram_control_start(void);
 
+/* Something has changed that the thread waits for. */
+void vram_control_look(void);
+
 /* Asks for a flush. Async-signal-safe. False if the thread is not running. */
 bool vram_control_request(void);
 

@@ -15,6 +15,10 @@ static void live_more(struct vram_account *a, const struct vram_block *b)
 {
     a->live_bytes += b->size;
     a->live_blocks++;
+    struct vram_figures *f = &a->figures[b->family];
+    f->bytes += b->size;
+    f->count++;
+    raise_peak(&f->peak_bytes, f->bytes);
     a->wasted_bytes += waste_of(b);
     raise_peak(&a->peak_live_bytes, a->live_bytes);
     raise_peak(&a->peak_wasted_bytes, a->wasted_bytes);
@@ -27,6 +31,7 @@ static void live_less(struct vram_account *a, const struct vram_block *b)
     VRAM_CHECK(a->live_bytes >= b->size && a->live_blocks > 0);
     a->live_bytes -= b->size;
     a->live_blocks--;
+    vram_figures_less(&a->figures[b->family], b->size);
     a->wasted_bytes -= waste_of(b);
     if (b->chunk)
         b->chunk->live--;
@@ -40,6 +45,14 @@ static uint64_t pages_freed_by(const struct vram_block *b)
     return vram_is_small(b->capacity) ? 0 : vram_footprint(b->capacity) >> VRAM_PAGE_SHIFT;
 }
 
+/* Pages that are there because of this block alone. */
+static uint64_t pages_behind(const struct vram_block *b)
+{
+    if (b->chunk)
+        return b->chunk->blocks == 1;
+    return vram_is_small(b->capacity) ? 0 : vram_footprint(b->capacity) >> VRAM_PAGE_SHIFT;
+}
+
 void vram_account_born(struct vram_account *a, struct vram_block *b)
 {
     /* Where a chunk had only cached blocks, its page counted as free until now. */
@@ -48,6 +61,7 @@ void vram_account_born(struct vram_account *a, struct vram_block *b)
     a->used = true;
     a->held_bytes += b->capacity;
     a->held_blocks++;
+    a->held_pages += pages_behind(b);
     raise_peak(&a->peak_held_bytes, a->held_bytes);
     live_more(a, b);
 }
@@ -88,6 +102,23 @@ void vram_account_gone(struct vram_account *a, struct vram_block *b)
     }
     a->held_bytes -= b->capacity;
     a->held_blocks--;
+    a->held_pages -= pages_behind(b);
+}
+
+void vram_account_ended(struct vram_account *a, const struct vram_block *b)
+{
+    a->ended_blocks++;
+    a->ended_bytes += b->size;
+    a->figures[b->family].ended_count++;
+    a->figures[b->family].ended_bytes += b->size;
+}
+
+void vram_account_served(struct vram_account *a, const struct vram_block *b, bool hit)
+{
+    a->allocs++;
+    *(hit ? &a->hits : &a->driver_allocs) += 1;
+    a->figures[b->family].total_bytes += b->size;
+    a->figures[b->family].total_count++;
 }
 
 struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr)

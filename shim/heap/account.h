@@ -6,6 +6,7 @@
  *   cached_bytes = sum of capacity over pending and cached blocks, and those on their way from there to the program
  *   driver_allocs - driver_frees - ended_all = number of blocks held
  *   allocs = hits + driver_allocs (successful ones)
+ *   figures[plain] + figures[pitch] = what is live; the other families' figures are those of the holdings
  */
 #ifndef VRAM_HEAP_ACCOUNT_H
 #define VRAM_HEAP_ACCOUNT_H
@@ -15,14 +16,16 @@
 
 #include "ledger/block.h"
 
-enum { VRAM_DEVICES_MAX = 64, VRAM_DOUBLE_FREES_MAX = 16 };
+enum { VRAM_DEVICES_MAX = 64, VRAM_EVERY_DEVICE = -1, VRAM_DOUBLE_FREES_MAX = 16 };
 
 struct vram_account {
     bool used; /* the program allocated here */
+    struct vram_figures figures[VRAM_FAMILIES];
     uint64_t live_bytes, live_blocks, peak_live_bytes;
     uint64_t held_bytes, held_blocks, peak_held_bytes;
     uint64_t cached_bytes, cached_blocks, peak_cached_bytes;
-    uint64_t cached_pages;  /* pages of 2 MiB that natively would be free */
+    uint64_t held_pages;    /* of 2 MiB, behind all blocks */
+    uint64_t cached_pages;  /* of them, those that natively would be free */
     uint64_t returning_blocks, returning_pages; /* have left the cache for the driver, which may not have them yet */
     uint64_t returned;                          /* that arrived there, or were refused */
     uint64_t wasted_bytes;  /* footprint of live blocks beyond what fresh ones would take */
@@ -34,6 +37,9 @@ struct vram_account {
     uint64_t ended_all;                 /* the same, with cached ones */
     uint64_t oom_rescued, oom_failed;
     uint64_t flushed_blocks, flushed_bytes;
+    bool looked;             /* for in_use_before; accessed atomically */
+    uint64_t in_use_before;  /* on the card, when the program got its first memory: contexts, other programs */
+    bool graph_memory;       /* the program allocates inside of captures: graphs own memory */
     bool pitch_known;   /* a native call confirmed that rows are rounded up to 512 bytes here */
     bool pitch_foreign; /* a native call showed another rule: pitched requests are never served from the cache */
 };
@@ -56,6 +62,12 @@ void vram_account_born(struct vram_account *a, struct vram_block *b);    /* the 
 void vram_account_cached(struct vram_account *a, struct vram_block *b);  /* live -> pending or cached */
 void vram_account_reused(struct vram_account *a, struct vram_block *b);  /* pending or cached -> live; b->size is the new one */
 void vram_account_gone(struct vram_account *a, struct vram_block *b);    /* in any state -> no longer ours */
+
+/* Not freed when its context ended; gone() follows. */
+void vram_account_ended(struct vram_account *a, const struct vram_block *b);
+
+/* The program asked for a block and got it. */
+void vram_account_served(struct vram_account *a, const struct vram_block *b, bool hit);
 
 struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr); /* NULL: no memory */
 void vram_chunk_leave(struct vram_chunk **chunks, struct vram_chunk *chunk);

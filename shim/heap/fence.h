@@ -30,7 +30,7 @@
 #include "config/options.h"
 #include "vramshim/cuda_abi.h"
 
-enum { VRAM_FENCES = 16, VRAM_FENCE_EVERY = 8, VRAM_EVERY_DEVICE = -1 };
+enum { VRAM_FENCES = 16, VRAM_FENCE_EVERY = 8 };
 
 struct vram_life;
 

@@ -14,18 +14,21 @@
 #include "config/options.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
+#include "heap/families.h"
 #include "heap/fence.h"
 #include "heap/life.h"
 #include "heap/reclaim.h"
+#include "heap/view.h"
 
 static bool exiting; /* accessed atomically */
 static bool used;    /* accessed atomically */
 
 void vram_heap_exiting(void) { __atomic_store_n(&exiting, true, __ATOMIC_RELEASE); }
 bool vram_heap_is_exiting(void) { return __atomic_load_n(&exiting, __ATOMIC_ACQUIRE); }
+void vram_heap_use(void) { __atomic_store_n(&used, true, __ATOMIC_RELEASE); }
 bool vram_heap_used(void) { return __atomic_load_n(&used, __ATOMIC_ACQUIRE); }
 
-static struct vram_site site_here(uintptr_t caller)
+struct vram_site vram_site_here(uintptr_t caller)
 {
     static VRAM_TLS uint32_t tid;
     static VRAM_TLS int tid_pid; /* a forked child's thread has another tid */
@@ -100,8 +103,7 @@ static bool take_cached(CUcontext ctx, const struct request *q, struct vram_site
         b->told = false;
         b->born = site;
         vram_account_reused(books, b);
-        books->allocs++;
-        books->hits++;
+        vram_account_served(books, b, true);
         addr = b->addr;
     }
     vram_unlock(VRAM_RANK_HEAP);
@@ -127,8 +129,7 @@ static void forget_stale(uint64_t addr)
     } else if (b->state == VRAM_PENDING) {
         vram_fence_drop(b);
     } else {
-        books->ended_blocks++;
-        books->ended_bytes += b->size;
+        vram_account_ended(books, b);
     }
     vram_block_withdraw(b);
     vram_meta_free(b, sizeof(*b));
@@ -140,6 +141,7 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
 {
     struct vram_block *b = vram_meta_alloc(sizeof(*b));
     bool entered = false;
+    int device = -1;
     vram_lock(VRAM_RANK_HEAP);
     bool ended = vram_life_settle(ctx) && !vram_life_find(ctx); /* meanwhile, and the block with its context */
     struct vram_life *life = b && !ended ? vram_life_of_current(ctx) : NULL;
@@ -150,14 +152,16 @@ static void enter_new(CUcontext ctx, CUdeviceptr addr, size_t size, enum vram_fa
         *b = (struct vram_block){
             .addr = addr, .capacity = size, .size = size, .life = life, .state = VRAM_LIVE, .family = family, .born = site};
         if (!vram_ledger_find(&vram_heap.ledger, addr) && vram_block_enter(b)) {
-            books->allocs++;
-            books->driver_allocs++;
+            vram_account_served(books, b, false);
+            device = life->device;
             entered = true;
         }
     }
     ended |= b && !life && vram_life_is_closing(ctx);
     vram_unlock(VRAM_RANK_HEAP);
-    __atomic_store_n(&used, true, __ATOMIC_RELEASE);
+    vram_heap_use();
+    if (entered)
+        vram_view_first(device);
     if (!entered) {
         static atomic_bool told;
         const char *lacking = !b || life ? "no host memory" : "nothing is known of its context";
@@ -199,10 +203,10 @@ static CUresult answered(const struct request *q, CUcontext ctx, struct vram_sit
 
 static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
 {
-    struct vram_site site = site_here(caller);
+    struct vram_site site = vram_site_here(caller);
     if (serving() && !vram_life_failed() && take_cached(ctx, q, site))
         return CUDA_SUCCESS;
-    struct vram_ladder ladder = vram_ladder(q->size);
+    struct vram_ladder ladder = vram_ladder(q->size, VRAM_EVERY_DEVICE);
     CUresult r = ask_driver(q);
     /* In a capture that allows allocations nothing can be given back, but a kept block needs no call of ours. */
     if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_options->cache && vram_capture_active() &&
@@ -227,7 +231,7 @@ static CUresult allocate_unseen(const struct request *q, uintptr_t caller)
     CUresult r = ask_driver(q);
     if (r == CUDA_ERROR_OUT_OF_MEMORY && caching() && vram_reclaim_all().blocks) /* not natively, beside what we keep */
         r = ask_driver(q);
-    return answered(q, r == CUDA_SUCCESS ? vram_life_context() : NULL, site_here(caller), r);
+    return answered(q, r == CUDA_SUCCESS ? vram_life_context() : NULL, vram_site_here(caller), r);
 }
 
 CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
@@ -370,7 +374,7 @@ static CUresult free_native(struct vram_block *b)
  * natively would be. */
 static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdeviceptr *ret_forward)
 {
-    struct vram_site site = site_here(caller);
+    struct vram_site site = vram_site_here(caller);
     vram_lock(VRAM_RANK_HEAP);
     struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
     if (b && vram_unlikely(b->life->closing)) {
@@ -395,6 +399,15 @@ static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdevic
     return b;
 }
 
+/* None of our blocks: of another family, or unknown. The driver's word, verbatim (law 8). */
+static CUresult free_other(CUdeviceptr dptr)
+{
+    struct vram_leaving leaving = vram_family_leave((struct vram_key){VRAM_AT_ADDRESS, dptr});
+    CUresult r = VRAM_DRV(cuMemFree_v2)(dptr);
+    vram_family_left(&leaving, r);
+    return r;
+}
+
 CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
 {
     if (!vram_driver()->cuMemFree_v2)
@@ -404,9 +417,10 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
 
     CUdeviceptr forward;
     struct vram_block *b = begin_free(dptr, caller, &forward);
+    if (!b && forward == dptr)
+        return free_other(dptr);
     if (!b) /* a second free is answered here, unless even a bad one would be met by something else */
-        return forward == dptr || vram_capture_active() || vram_life_failed() ? VRAM_DRV(cuMemFree_v2)(forward)
-                                                                               : CUDA_ERROR_INVALID_VALUE;
+        return vram_capture_active() || vram_life_failed() ? VRAM_DRV(cuMemFree_v2)(forward) : CUDA_ERROR_INVALID_VALUE;
 
     struct vram_life *life = b->life;
     bool kept = caching() && !b->identity_left && !life->uncached && keep(b);
@@ -420,8 +434,12 @@ CUresult vram_heap_free_async(CUdeviceptr dptr, CUstream stream, __typeof__(&cuM
 {
     CUdeviceptr forward;
     struct vram_block *b = begin_free(dptr, caller, &forward);
-    if (!b)
-        return real(forward, stream);
+    if (!b) {
+        struct vram_leaving leaving = vram_family_leave((struct vram_key){VRAM_AT_ADDRESS, forward});
+        CUresult r = real(forward, stream);
+        vram_family_left(&leaving, r);
+        return r;
+    }
     struct vram_life *life = b->life;
     leave_ledger(b);
     CUresult r = free_answered(b, real(dptr, stream), false);
@@ -573,25 +591,42 @@ bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
     return locked;
 }
 
-unsigned vram_heap_largest_live(int device, struct vram_block *ret_blocks, unsigned max)
+/* Insertion into the few largest; of equal sizes, in the order in which they come. */
+static void rank(struct vram_held *held, unsigned *n, unsigned max, struct vram_held one)
+{
+    unsigned at = *n;
+    while (at > 0 && held[at - 1].size < one.size)
+        at--;
+    if (at == max)
+        return;
+    for (unsigned i = *n < max ? *n : max - 1; i > at; i--)
+        held[i] = held[i - 1];
+    held[at] = one;
+    *n += *n < max;
+}
+
+/* Whether it is the device's own memory, and seen for the first time: a holding has several names. */
+static bool is_next(struct vram_holding *h, const struct vram_account *books, uint64_t walk)
+{
+    if (h->visited == walk || h->figures != &books->figures[h->family] || !h->counted)
+        return false;
+    h->visited = walk;
+    return vram_family_traits[h->family].where == VRAM_WHERE_DEVICE;
+}
+
+unsigned vram_heap_largest(int device, struct vram_held *ret_held, unsigned max)
 {
     unsigned n = 0;
     if (max == 0 || !vram_lock_at_exit(VRAM_RANK_HEAP))
         return 0;
-    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
-        if (vram_is_kept(b) || b->life->device != device)
-            continue;
-        /* Insertion into the few largest; equal sizes in order of birth. */
-        unsigned at = n;
-        while (at > 0 && ret_blocks[at - 1].size < b->size)
-            at--;
-        if (at == max)
-            continue;
-        for (unsigned i = n < max ? n : max - 1; i > at; i--)
-            ret_blocks[i] = ret_blocks[i - 1];
-        ret_blocks[at] = *b;
-        n += n < max;
-    }
+    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next)
+        if (!vram_is_kept(b) && b->life->device == device)
+            rank(ret_held, &n, max, (struct vram_held){b->family, b->addr, b->size, b->born});
+    uint64_t walk = ++vram_heap.walks;
+    for (const struct vram_name *name = vram_heap.holdings.names; name; name = name->hh.next)
+        if (is_next(name->holding, vram_books(device), walk))
+            rank(ret_held, &n, max,
+                 (struct vram_held){name->holding->family, name->key.value, name->holding->bytes, name->holding->born});
     vram_unlock(VRAM_RANK_HEAP);
     return n;
 }

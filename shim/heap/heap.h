@@ -60,8 +60,12 @@ void vram_heap_settle_context(CUcontext ctx);
 void vram_heap_exiting(void);
 bool vram_heap_is_exiting(void);
 
-/* The program has used GPU memory in this process. */
+/* The program has used GPU memory in this process / does from now on. */
 bool vram_heap_used(void);
+void vram_heap_use(void);
+
+/* Where and when the program made the call that is being served. */
+struct vram_site vram_site_here(uintptr_t caller);
 
 /* A copy of the books for the report, taken even when the lock cannot be had within 200 ms (false then: it may be torn). */
 struct vram_heap_summary {
@@ -71,8 +75,14 @@ struct vram_heap_summary {
 };
 bool vram_heap_summarise(struct vram_heap_summary *ret_summary);
 
-/* The `max` largest blocks never freed on a device, largest first; returns how many. At exit only. */
-unsigned vram_heap_largest_live(int device, struct vram_block *ret_blocks, unsigned max);
+/* What the program holds: a block, or a holding by one of its names. */
+struct vram_held {
+    enum vram_family family;
+    uint64_t name, size;
+    struct vram_site born;
+};
+/* The `max` largest that were never freed of a device's memory, largest first; returns how many. At exit only. */
+unsigned vram_heap_largest(int device, struct vram_held *ret_held, unsigned max);
 
 /* In a forked child: nothing of the parent is ours (law 25). */
 void vram_heap_forget(void);

@@ -225,8 +225,7 @@ static void drop_blocks(struct vram_life *life)
         struct vram_block *b = life->blocks;
         books->ended_all++;
         if (!vram_is_kept(b)) {
-            books->ended_blocks++;
-            books->ended_bytes += b->size;
+            vram_account_ended(books, b);
         }
         vram_block_withdraw(b);
         vram_meta_free(b, sizeof(*b));
@@ -241,6 +240,7 @@ void vram_life_end(struct vram_life *life, bool gone)
     if (gone) {
         struct vram_life *other, *next;
         drop_blocks(life);
+        vram_holding_end_life(&vram_heap.holdings, life);
         HASH_DELETE(hh, vram_heap.lives, life);
         HASH_ITER(hh, vram_heap.lives, other, next)
             remove_peer(other, life);

@@ -15,7 +15,9 @@
 #include "cache/cache.h"
 #include "heap/account.h"
 #include "heap/fence.h"
+#include "heap/pools.h"
 #include "ledger/block.h"
+#include "ledger/holding.h"
 #include "ledger/ledger.h"
 #include "vramshim/cuda_abi.h"
 
@@ -45,6 +47,8 @@ struct vram_heap {
     struct vram_account devices[VRAM_DEVICES_MAX];
     struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
     unsigned double_frees_kept;
+    struct vram_holdings holdings;
+    struct vram_pool *pools; /* made by the program, by handle */
     CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
     uint64_t walks;              /* to give blocks back, since the start */
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */

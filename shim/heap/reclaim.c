@@ -229,13 +229,13 @@ static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
     size_t unused = 0, total = 0;
     vram_lock(VRAM_RANK_HEAP);
     const struct vram_life *life = vram_life_find(ctx);
+    const struct vram_account *books = vram_books(ladder->device);
     /* Each small block may be the last of its chunk. */
-    uint64_t cached = life ? vram_books(life->device)->cached_bytes +
-                                 (vram_books(life->device)->cached_blocks << VRAM_PAGE_SHIFT)
-                           : 0;
+    uint64_t cached = books->cached_bytes + (books->cached_blocks << VRAM_PAGE_SHIFT);
+    bool here = life && life->device == ladder->device; /* else the driver would answer for another device */
     vram_unlock(VRAM_RANK_HEAP);
-    if (!life || !cached)
-        return false;
+    if (!cached || !here)
+        return cached != 0;
     if (VRAM_DRV(cuMemGetInfo_v2)(&unused, &total) != CUDA_SUCCESS)
         return true;
     return ladder->size <= total && ladder->size <= unused + cached;
@@ -251,15 +251,16 @@ static bool arrived(struct vram_ladder *ladder)
     return more;
 }
 
-struct vram_ladder vram_ladder(size_t size)
+struct vram_ladder vram_ladder(size_t size, int device)
 {
-    return (struct vram_ladder){.size = size, .device = VRAM_EVERY_DEVICE, .arrivals = atomic_load(&vram_heap.arrivals)};
+    return (struct vram_ladder){.size = size, .device = device, .arrivals = atomic_load(&vram_heap.arrivals)};
 }
 
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
 {
+    enum { ENOUGH, ALL, POOLS, TOP };
     uint64_t before = ladder->given_back.blocks;
-    if (ladder->step == 0) {
+    if (ladder->step == ENOUGH && ladder->device == VRAM_EVERY_DEVICE) {
         vram_lock(VRAM_RANK_HEAP);
         vram_life_settle(ctx);
         const struct vram_life *life = vram_life_of_current(ctx);
@@ -268,15 +269,21 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
     }
     if (arrived(ladder))
         return true;
-    if (ladder->step == 0 && !may_help(ladder, ctx))
-        return arrived(ladder);
+    if (ladder->step == ENOUGH && !may_help(ladder, ctx))
+        ladder->step = POOLS;
     /* A device's worth of steps: enough by the page count, then all, because small blocks may share pages. */
-    while (ladder->step < 2 && ladder->given_back.blocks == before) {
+    while (ladder->step < POOLS && ladder->given_back.blocks == before) {
         vram_fence_settle_device(ladder->device);
-        reclaim(ladder->device, ladder->step++ == 0 ? vram_footprint(ladder->size) : UINT64_MAX, UINT64_MAX,
+        reclaim(ladder->device, ladder->step++ == ENOUGH ? vram_footprint(ladder->size) : UINT64_MAX, UINT64_MAX,
                 &ladder->given_back);
     }
-    return arrived(ladder);
+    uint64_t trimmed = 0;
+    if (ladder->step == POOLS && ladder->given_back.blocks == before) {
+        trimmed = vram_pools_trim(ladder->device);
+        ladder->trimmed += trimmed;
+        ladder->step = TOP;
+    }
+    return arrived(ladder) || trimmed;
 }
 
 /* How often the story is told: the first three times, then at 10, 100, 1000, ... unless VERBOSE. */
@@ -306,7 +313,7 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
     vram_unlock(VRAM_RANK_HEAP);
 
     /* Nothing was cached: this is the program's own affair, and its own message will say so. */
-    if (given->blocks == 0)
+    if (given->blocks == 0 && !ladder->trimmed)
         return;
     unsigned n = atomic_fetch_add(&told, 1) + 1;
     if (!worth_telling(n))
@@ -317,6 +324,11 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
     vram_text_count(&t, given->blocks, "kept block");
     vram_text_add(&t, " (");
     vram_text_bytes(&t, given->bytes);
+    if (ladder->trimmed) {
+        vram_text_add(&t, ") and ");
+        vram_text_bytes(&t, ladder->trimmed);
+        vram_text_add(&t, " of the driver's pools (unused");
+    }
     if (result == CUDA_SUCCESS) {
         vram_text_add(&t, ") back to the driver, and the allocation succeeded");
     } else {

@@ -40,17 +40,19 @@ void vram_reclaim_release(void);
 struct vram_reclaimed vram_reclaim_all(void);
 
 /*
- * The ladder of one allocation, begun before it is tried (law 11): if it fails for lack of memory, first what another thread is
- * giving back arrives, then just enough of the device's cached blocks is given back, then all of them. climb returns true when it is worth trying again; end says once what
- * came of it. Nothing of a failed attempt is left behind.
+ * The ladder of one allocation of any family, begun before it is tried (law 11): if it fails for lack of memory, first what
+ * another thread is giving back arrives, then just enough of the device's cached blocks is given back, then all of them, then
+ * what the driver's stream-ordered pools keep unused. climb returns true when it is worth trying again; end says once what came
+ * of it. Nothing of a failed attempt is left behind.
  */
 struct vram_ladder {
     size_t size; /* bytes that the program asked for */
     unsigned step, arrivals; /* arrivals: at the driver, as of the last attempt */
     int device;
     struct vram_reclaimed given_back;
+    uint64_t trimmed; /* bytes, from pools */
 };
-struct vram_ladder vram_ladder(size_t size);
+struct vram_ladder vram_ladder(size_t size, int device); /* VRAM_EVERY_DEVICE: the device of the context of the climb */
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx);
 void vram_ladder_end(const struct vram_ladder *ladder, CUresult result);
 

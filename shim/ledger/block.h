@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/hash.h"
+#include "ledger/family.h"
 
 enum vram_block_state {
     VRAM_LIVE,    /* the program holds it */
@@ -19,8 +20,6 @@ enum vram_block_state {
     VRAM_PENDING, /* free for the program, but work of before its free may still use it */
     VRAM_CACHED,  /* free for the program, kept for the next request */
 };
-
-enum vram_family { VRAM_PLAIN, VRAM_PITCH };
 
 /* Where a call came from, for the report. */
 struct vram_site {
@@ -39,7 +38,7 @@ struct vram_block {
     struct vram_life *life;
     struct vram_chunk *chunk; /* the 2 MiB that small blocks share; NULL for a block of 2 MiB or more */
     enum vram_block_state state;
-    enum vram_family family;
+    enum vram_family family; /* plain or pitch */
     bool identity_left; /* exported, or given attributes: goes back to the driver when freed (law 19) */
     bool told;          /* a double free of it was reported */
     uint64_t fence;     /* pending: the fence that it waits for; live: the one that it was put behind, or 0 */

@@ -48,25 +48,64 @@ static void line_amount(struct vram_text *t, const char *label, uint64_t blocks,
     vram_text_add(t, "\n");
 }
 
+/* What the figures say of all families that live in one place. */
+static struct vram_figures sum_of(const struct vram_account *a, enum vram_where where)
+{
+    struct vram_figures sum = {0};
+    for (int f = 0; f < VRAM_FAMILIES; f++) {
+        if (vram_family_traits[f].where != where)
+            continue;
+        sum.bytes += a->figures[f].bytes;
+        sum.count += a->figures[f].count;
+        sum.total_count += a->figures[f].total_count;
+        sum.ended_bytes += a->figures[f].ended_bytes;
+        sum.ended_count += a->figures[f].ended_count;
+    }
+    return sum;
+}
+
 static void leaks(struct vram_text *t, int device, const struct vram_account *a, uint64_t now)
 {
-    static struct vram_block largest[LARGEST];
-    line_amount(t, "never freed", a->live_blocks, a->live_bytes);
-    unsigned n = vram_heap_largest_live(device, largest, LARGEST);
+    static struct vram_held largest[LARGEST];
+    struct vram_figures sum = sum_of(a, VRAM_WHERE_DEVICE);
+    line_amount(t, "never freed", sum.count, sum.bytes);
+    unsigned n = vram_heap_largest(device, largest, LARGEST);
     for (unsigned i = 0; i < n; i++) {
-        const struct vram_block *b = &largest[i];
+        const struct vram_held *h = &largest[i];
         vram_text_add(t, "      ");
-        vram_text_bytes(t, b->size);
-        vram_text_add(t, " at 0x%llx, ", ull(b->addr));
-        vram_text_duration(t, now - b->born.time);
+        vram_text_bytes(t, h->size);
+        vram_text_add(t, " at 0x%llx, ", ull(h->name));
+        if (h->family != VRAM_PLAIN)
+            vram_text_add(t, "%s, ", vram_family_traits[h->family].words);
+        vram_text_duration(t, now - h->born.time);
         vram_text_add(t, " old, ");
-        place(t, &b->born);
+        place(t, &h->born);
         vram_text_add(t, "\n");
     }
-    if (a->live_blocks > n && n)
-        vram_text_add(t, "      and %llu smaller\n", ull(a->live_blocks - n));
-    if (a->ended_blocks)
-        line_amount(t, "ended with its context", a->ended_blocks, a->ended_bytes);
+    if (sum.count > n && n)
+        vram_text_add(t, "      and %llu smaller\n", ull(sum.count - n));
+    if (sum.ended_count)
+        line_amount(t, "ended with its context", sum.ended_count, sum.ended_bytes);
+}
+
+/* A line for each family that was in use, where there is more to say than that it was cuMemAlloc. */
+static void families(struct vram_text *t, const struct vram_account *a)
+{
+    bool others = false;
+    for (int f = 0; f < VRAM_FAMILIES; f++)
+        others |= f != VRAM_PLAIN && a->figures[f].total_count;
+    for (int f = 0; others && f < VRAM_FAMILIES; f++) {
+        const struct vram_figures *of = &a->figures[f];
+        if (!of->total_count)
+            continue;
+        vram_text_add(t, "    %-24s", vram_family_traits[f].words);
+        vram_text_bytes(t, of->bytes);
+        vram_text_add(t, " in %llu at exit, peak ", ull(of->count));
+        vram_text_bytes(t, of->peak_bytes);
+        vram_text_add(t, "; in all ");
+        vram_text_bytes(t, of->total_bytes);
+        vram_text_add(t, " in %llu\n", ull(of->total_count));
+    }
 }
 
 static void cache(struct vram_text *t, const struct vram_account *a)
@@ -119,8 +158,9 @@ static void compose(struct vram_text *t, bool exact)
 {
     uint64_t now = vram_now(), leaked = 0, blocks = 0, doubles = 0;
     for (int d = 0; d < VRAM_DEVICES_MAX; d++) {
-        leaked += summary.devices[d].live_bytes;
-        blocks += summary.devices[d].live_blocks;
+        struct vram_figures sum = sum_of(&summary.devices[d], VRAM_WHERE_DEVICE);
+        leaked += sum.bytes;
+        blocks += sum.count;
         doubles += summary.devices[d].double_frees;
     }
     vram_text_add(t, "vramshim: LEAK SUMMARY of %s (pid %d): ", program_invocation_short_name, (int)vram_proc_pid());
@@ -140,7 +180,9 @@ static void compose(struct vram_text *t, bool exact)
             continue;
         vram_text_add(t, "  device %d\n", d);
         leaks(t, d, a, now);
-        cache(t, a);
+        families(t, a);
+        if (a->allocs)
+            cache(t, a);
     }
     double_frees(t, doubles);
 }

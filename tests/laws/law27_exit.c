@@ -572,6 +572,61 @@ LAW_CASE_SIM_ONCE(left_after_the_main_thread)
     by_every_way("main_ends_first", "3.0 MiB in 1 block never freed", EVERY_WAY & ~16);
 }
 
+/* The main thread ends, and nobody ends the program: it ends with its last thread, which is not ours. */
+static void *be_the_last(void *main_thread)
+{
+    pthread_join(*(pthread_t *)main_thread, NULL);
+    OK(cu.cuCtxSetCurrent(context));
+    cached_block(4 * MIB);
+    nap();
+    return NULL;
+}
+
+static void say_the_end(void) { fputs("its exit functions ran\n", stderr); }
+
+LAW_CHILD(ends_with_its_last_thread)
+{
+    static pthread_t self, thread;
+    self = pthread_self();
+    atexit(say_the_end);
+    context = law_context();
+    allocate(3 * MIB);
+    CHECK(pthread_create(&thread, NULL, be_the_last, &self) == 0);
+    pthread_detach(thread);
+    pthread_exit(NULL);
+}
+
+LAW_CASE_SIM_ONCE(left_by_its_last_thread)
+{
+    int status = law_run_child("ends_with_its_last_thread", NULL, text, sizeof(text));
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+    CHECK_EQ(count_of(text, "its exit functions ran"), 1);
+    if (under_shim())
+        CHECK(strstr(text, "3.0 MiB in 1 block never freed"));
+}
+
+/* A forked child of such a program has a main thread of its own. */
+LAW_CHILD(forks_and_ends_with_its_last_thread)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        case_ends_with_its_last_thread();
+    int status = -1;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    CHECK(WIFEXITED(status));
+    exit(WEXITSTATUS(status) == 0 ? 0 : 1);
+}
+
+LAW_CASE_SIM_ONCE(a_child_left_by_its_last_thread)
+{
+    int status = law_run_child("forks_and_ends_with_its_last_thread", NULL, text, sizeof(text));
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+    CHECK_EQ(count_of(text, "its exit functions ran"), 1);
+}
+
 /* The program lets go of the driver before it ends, as often as it likes. */
 LAW_CHILD(closes_the_driver)
 {

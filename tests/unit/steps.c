@@ -53,15 +53,34 @@ static uint64_t pages_of(const struct vram_block *b)
     return first && !live;
 }
 
+static uint64_t large_pages_of(const struct vram_block *b)
+{
+    return vram_is_small(b->capacity) ? 0 : vram_footprint(b->capacity) >> VRAM_PAGE_SHIFT;
+}
+
+/* Chunks of the device, each a page that small blocks share. */
+static uint64_t chunks_of(int device)
+{
+    uint64_t n = 0;
+    for (const struct vram_chunk *c = vram_heap.chunks; c; c = c->hh.next) {
+        const struct vram_block *b = vram_heap.ledger.by_addr;
+        while (b && b->chunk != c)
+            b = b->hh.next;
+        n += b && b->life->device == device;
+    }
+    return n;
+}
+
 static void the_books(int device)
 {
-    struct vram_account sum = {0};
+    struct vram_account sum = {.held_pages = chunks_of(device)};
     const struct vram_account *a = vram_books(device);
     for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
         if (b->life->device != device)
             continue;
         sum.held_blocks++;
         sum.held_bytes += b->capacity;
+        sum.held_pages += large_pages_of(b);
         if (vram_is_kept(b)) {
             sum.cached_blocks++;
             sum.cached_bytes += b->capacity;
@@ -74,6 +93,10 @@ static void the_books(int device)
     }
     cr_assert_eq(a->live_bytes, sum.live_bytes);
     cr_assert_eq(a->live_blocks, sum.live_blocks);
+    cr_assert_eq(a->figures[VRAM_PLAIN].bytes + a->figures[VRAM_PITCH].bytes, sum.live_bytes);
+    cr_assert_eq(a->figures[VRAM_PLAIN].count + a->figures[VRAM_PITCH].count, sum.live_blocks);
+    cr_assert_eq(a->figures[VRAM_PLAIN].total_count + a->figures[VRAM_PITCH].total_count, a->allocs);
+    cr_assert_eq(a->held_pages, sum.held_pages);
     cr_assert_eq(a->held_bytes, sum.held_bytes);
     cr_assert_eq(a->held_blocks, sum.held_blocks);
     cr_assert_eq(a->cached_bytes, sum.cached_bytes);

@@ -519,20 +519,20 @@ Test(heap, rows_by_another_rule_are_never_served)
 
 Test(heap, the_largest_live_blocks_largest_first)
 {
-    struct vram_block found[3];
+    struct vram_held found[3];
     FAKE_START();
     CUdeviceptr a = get(2 * MiB), b = get(8 * MiB), c = get(4 * MiB), d = get(4 * MiB), e = get(16 * MiB);
     give_back(e);
-    cr_assert_eq(vram_heap_largest_live(0, found, 3), 3);
-    cr_assert_eq(found[0].addr, b);
-    cr_assert_eq(found[1].addr, c, "of equal size, the older");
-    cr_assert_eq(found[2].addr, d);
+    cr_assert_eq(vram_heap_largest(0, found, 3), 3);
+    cr_assert_eq(found[0].name, b);
+    cr_assert_eq(found[1].name, c, "of equal size, the older");
+    cr_assert_eq(found[2].name, d);
     give_back(b);
     give_back(c);
-    cr_assert_eq(vram_heap_largest_live(0, found, 3), 2);
-    cr_assert_eq(found[1].addr, a);
-    cr_assert_eq(vram_heap_largest_live(1, found, 3), 0);
-    cr_assert_eq(vram_heap_largest_live(0, found, 0), 0);
+    cr_assert_eq(vram_heap_largest(0, found, 3), 2);
+    cr_assert_eq(found[1].name, a);
+    cr_assert_eq(vram_heap_largest(1, found, 3), 0);
+    cr_assert_eq(vram_heap_largest(0, found, 0), 0);
 }
 
 Test(heap, a_summary_is_taken_without_the_lock_too)

@@ -1,0 +1,179 @@
+#include "heap/families.h"
+
+#include <stdatomic.h>
+
+#include "base/compiler.h"
+#include "base/lock.h"
+#include "base/say.h"
+#include "config/options.h"
+#include "driver/capture.h"
+#include "driver/driver.h"
+#include "heap/heap.h"
+#include "heap/life.h"
+#include "heap/view.h"
+
+bool vram_family_may_rescue(void)
+{
+    return vram_options->cache && vram_heap_used() && !vram_capture_active() && !vram_heap_is_exiting();
+}
+
+/* Opened a second time: the driver gives the same name, and wants it closed as often. */
+static bool opened_before(enum vram_family family, struct vram_key key)
+{
+    struct vram_name *n = vram_holding_find(&vram_heap.holdings, key);
+    if (!n || vram_family_traits[family].where != VRAM_WHERE_FOREIGN)
+        return false;
+    n->references++;
+    return true;
+}
+
+void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller)
+{
+    struct vram_site site = vram_site_here(caller);
+    CUcontext ctx = vram_life_context();
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = ctx ? vram_life_of_current(ctx) : NULL;
+    if (device == VRAM_DEVICE_OF_CONTEXT)
+        device = life ? life->device : -1;
+    struct vram_account *books = vram_books(device);
+    struct vram_holding what = {
+        .family = family, .figures = &books->figures[family], .bytes = bytes, .born = site,
+        .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
+    };
+    bool noted = opened_before(family, key) || vram_holding_born(&vram_heap.holdings, key, &what);
+    books->used |= noted;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!noted) {
+        static atomic_bool told;
+        if (!atomic_exchange(&told, true))
+            vram_say("cannot account for %s memory (no host memory); it works, but is not reported",
+                     vram_family_traits[family].words);
+    }
+    vram_heap_use();
+    vram_view_first(device);
+}
+
+struct vram_leaving vram_family_leave(struct vram_key key)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_leaving leaving = vram_holding_leave(&vram_heap.holdings, key);
+    vram_unlock(VRAM_RANK_HEAP);
+    return leaving;
+}
+
+/* On the way out the driver may be gone already; that is not the program's leak. */
+static bool refused(CUresult r) { return r != CUDA_SUCCESS && r != CUDA_ERROR_DEINITIALIZED; }
+
+void vram_family_left(const struct vram_leaving *leaving, CUresult result)
+{
+    if (!leaving->holding)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    vram_holding_left(&vram_heap.holdings, leaving, refused(result));
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+struct vram_holding *vram_family_map_begin(CUmemGenericAllocationHandle handle)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_name *n = vram_holding_find(&vram_heap.holdings, (struct vram_key){VRAM_BY_HANDLE, handle});
+    struct vram_holding *holding = n ? n->holding : NULL;
+    if (holding)
+        vram_holding_pin(holding);
+    vram_unlock(VRAM_RANK_HEAP);
+    return holding;
+}
+
+void vram_family_map_end(struct vram_holding *holding, uint64_t address, uint64_t size, CUresult result)
+{
+    if (!holding)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    if (result == CUDA_SUCCESS) {
+        /* Without host memory for the mapping, the holding goes when its handle is released: early, never twice. */
+        vram_holding_name(&vram_heap.holdings, (struct vram_key){VRAM_MAPPED_AT, address}, size, holding);
+        if (holding->family == VRAM_IMPORTED)
+            vram_holding_grow(holding, size);
+    }
+    vram_holding_unpin(holding);
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+struct vram_name *vram_family_unmap_begin(uint64_t address, uint64_t size)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_name *chain = vram_holding_unmap(&vram_heap.holdings, address, size);
+    vram_unlock(VRAM_RANK_HEAP);
+    return chain;
+}
+
+void vram_family_unmap_end(struct vram_name *chain, CUresult result)
+{
+    if (!chain)
+        return;
+    vram_lock(VRAM_RANK_HEAP);
+    vram_holding_unmapped(&vram_heap.holdings, chain, refused(result));
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+void vram_family_retained(CUmemGenericAllocationHandle handle, uint64_t address)
+{
+    struct vram_key key = {VRAM_BY_HANDLE, handle};
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_name *mapping = vram_holding_mapping(&vram_heap.holdings, address);
+    struct vram_name *known = vram_holding_find(&vram_heap.holdings, key);
+    if (mapping)
+        vram_holding_name(&vram_heap.holdings, key, 0, mapping->holding);
+    else if (known)
+        known->references++;
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+void vram_family_graph_memory(void)
+{
+    CUcontext ctx = vram_life_context();
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = ctx ? vram_life_of_current(ctx) : NULL;
+    if (life)
+        vram_books(life->device)->graph_memory = true;
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
+/* Bytes of one element; of formats with blocks or planes, the most that they can be. */
+static uint64_t element_bytes(CUarray_format format, unsigned channels)
+{
+    switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8:
+        return channels;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+        return 2 * (uint64_t)channels;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT:
+        return 4 * (uint64_t)channels;
+    }
+    return 4;
+}
+
+static uint64_t at_least_one(uint64_t n) { return n ? n : 1; }
+
+uint64_t vram_family_array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
+{
+    if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return 0;
+    bool layered = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP); /* layers do not shrink from level to level */
+    uint64_t width = d->Width, height = at_least_one(d->Height), depth = at_least_one(d->Depth), sum = 0;
+    for (unsigned level = 0; level < at_least_one(levels); level++) {
+        uint64_t bytes = element_bytes(d->Format, d->NumChannels);
+        if (__builtin_mul_overflow(bytes, width, &bytes) || __builtin_mul_overflow(bytes, height, &bytes) ||
+            __builtin_mul_overflow(bytes, depth, &bytes) || __builtin_add_overflow(sum, bytes, &sum))
+            return UINT64_MAX;
+        width = at_least_one(width / 2);
+        height = at_least_one(height / 2);
+        depth = layered ? depth : at_least_one(depth / 2);
+    }
+    return vram_footprint(sum);
+}
