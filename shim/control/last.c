@@ -37,7 +37,10 @@ void vram_last_watch(void (*gone)(void))
         pthread_setspecific(key, &main_is_gone);
 }
 
-bool vram_last_main_is_gone(void) { return atomic_load(&main_is_gone); }
+bool vram_last_main_is_gone(void)
+{
+    return atomic_load(&main_is_gone);
+}
 
 bool vram_last_is_alone(void)
 {

@@ -37,7 +37,10 @@ void vram_family_born(enum vram_family family, int device, struct vram_key key, 
         device = life ? life->device : -1;
     struct vram_account *books = vram_books(device);
     struct vram_holding what = {
-        .family = family, .figures = &books->figures[family], .bytes = bytes, .born = site,
+        .family = family,
+        .figures = &books->figures[family],
+        .bytes = bytes,
+        .born = site,
         .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
     };
     bool noted = opened_before(family, key) || vram_holding_born(&vram_heap.holdings, key, &what);
@@ -62,7 +65,10 @@ struct vram_leaving vram_family_leave(struct vram_key key)
 }
 
 /* On the way out the driver may be gone already; that is not the program's leak. */
-static bool refused(CUresult r) { return r != CUDA_SUCCESS && r != CUDA_ERROR_DEINITIALIZED; }
+static bool refused(CUresult r)
+{
+    return r != CUDA_SUCCESS && r != CUDA_ERROR_DEINITIALIZED;
+}
 
 void vram_family_left(const struct vram_leaving *leaving, CUresult result)
 {
@@ -158,13 +164,17 @@ static uint64_t element_bytes(CUarray_format format, unsigned channels)
     return 4;
 }
 
-static uint64_t at_least_one(uint64_t n) { return n ? n : 1; }
+static uint64_t at_least_one(uint64_t n)
+{
+    return n ? n : 1;
+}
 
 uint64_t vram_family_array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         return 0;
-    bool layered = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP); /* layers do not shrink from level to level */
+    bool layered =
+        d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP); /* layers do not shrink from level to level */
     uint64_t width = d->Width, height = at_least_one(d->Height), depth = at_least_one(d->Depth), sum = 0;
     for (unsigned level = 0; level < at_least_one(levels); level++) {
         uint64_t bytes = element_bytes(d->Format, d->NumChannels);

@@ -1,7 +1,7 @@
 /*
- * The families that are accounted for and not kept (ledger/holding.h): what the program allocates and frees of them, and
- * the same ladder for them as for blocks when memory runs out. The calls themselves are the program's and reach the driver
- * as they are. No lock held by callers; all take HEAP.
+ * The families that are accounted for and not kept (ledger/holding.h): what the program allocates and frees of them,
+ * and the same ladder for them as for blocks when memory runs out. The calls themselves are the program's and reach the
+ * driver as they are. No lock held by callers; all take HEAP.
  */
 #ifndef VRAM_HEAP_FAMILIES_H
 #define VRAM_HEAP_FAMILIES_H
@@ -15,8 +15,9 @@
 
 enum { VRAM_DEVICE_OF_CONTEXT = -1 };
 
-/* The driver gave `bytes` of the family under this name, on the current context's device or the one named. A name that an
- * opened handle has already (the driver opens it once) becomes one reference more. Nothing is noted without host memory. */
+/* The driver gave `bytes` of the family under this name, on the current context's device or the one named. A name that
+ * an opened handle has already (the driver opens it once) becomes one reference more. Nothing is noted without host
+ * memory. */
 void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller);
 
 /* Around a call of the program that gives a name up: before and after it. */
@@ -36,7 +37,8 @@ void vram_family_graph_memory(void);
 /* Whether an allocation that failed may be helped by what we keep. */
 bool vram_family_may_rescue(void);
 
-/* VRAM_RESCUED(size, device, call): the result of `call`, an expression that is tried again after each step of the ladder. */
+/* VRAM_RESCUED(size, device, call): the result of `call`, an expression that is tried again after each step of the
+ * ladder. */
 #define VRAM_RESCUED(size, device, call)                                                                               \
     __extension__({                                                                                                    \
         struct vram_ladder ladder_ = vram_ladder(size, device);                                                        \

@@ -73,7 +73,8 @@ static uint64_t idle_in_graphs(CUdevice device)
     uint64_t reserved = 0, in_use = 0;
     const struct vram_driver *drv = vram_driver();
     if (!drv->cuDeviceGetGraphMemAttribute ||
-        VRAM_DRV(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS ||
+        VRAM_DRV(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
+            CUDA_SUCCESS ||
         VRAM_DRV(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &in_use) != CUDA_SUCCESS)
         return 0;
     return reserved > in_use ? reserved - in_use : 0;
@@ -163,5 +164,11 @@ static uint64_t each(int device, const struct visit *visit)
     return bytes;
 }
 
-uint64_t vram_pools_idle(int device) { return each(device, &(struct visit){idle_in, idle_in_graphs}); }
-uint64_t vram_pools_trim(int device) { return each(device, &(struct visit){trim, trim_graphs}); }
+uint64_t vram_pools_idle(int device)
+{
+    return each(device, &(struct visit){idle_in, idle_in_graphs});
+}
+uint64_t vram_pools_trim(int device)
+{
+    return each(device, &(struct visit){trim, trim_graphs});
+}

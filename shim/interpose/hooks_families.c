@@ -1,6 +1,6 @@
 /*
- * The families of memory that are not kept (heap/families.h). Each hook makes the program's call as it is; what it notes, it
- * notes after memory was given and before it is given up (law 16).
+ * The families of memory that are not kept (heap/families.h). Each hook makes the program's call as it is; what it
+ * notes, it notes after memory was given and before it is given up (law 16).
  */
 #include "base/compiler.h"
 #include "control/thread.h"
@@ -11,10 +11,17 @@
 #include "heap/pools.h"
 #include "interpose/hooks.h"
 
-static struct vram_key key(enum vram_space space, uint64_t value) { return (struct vram_key){space, value}; }
-static struct vram_key key_at(enum vram_space space, const void *value) { return key(space, (uintptr_t)value); }
+static struct vram_key key(enum vram_space space, uint64_t value)
+{
+    return (struct vram_key){space, value};
+}
+static struct vram_key key_at(enum vram_space space, const void *value)
+{
+    return key(space, (uintptr_t)value);
+}
 
-static CUresult born(CUresult r, enum vram_family family, int device, struct vram_key name, uint64_t bytes, uintptr_t caller)
+static CUresult born(CUresult r, enum vram_family family, int device, struct vram_key name, uint64_t bytes,
+                     uintptr_t caller)
 {
     if (r == CUDA_SUCCESS) {
         vram_family_born(family, device, name, bytes, caller);
@@ -35,13 +42,12 @@ static CUresult born(CUresult r, enum vram_family family, int device, struct vra
 /* Managed memory. */
 CUresult hook_cuMemAllocManaged(uintptr_t caller, CUdeviceptr *dptr, size_t bytes, unsigned int flags)
 {
-    CUresult r =
-        VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(cuMemAllocManaged)(dptr, bytes, flags));
+    CUresult r = VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(cuMemAllocManaged)(dptr, bytes, flags));
     return born(r, VRAM_MANAGED, VRAM_DEVICE_OF_CONTEXT, key(VRAM_AT_ADDRESS, r ? 0 : *dptr), bytes, caller);
 }
 
-/* Stream-ordered memory. What is allocated while a stream captures may become the graph's own, which the driver accounts for
- * by itself: it is not entered, and its free is then one of an unknown address. */
+/* Stream-ordered memory. What is allocated while a stream captures may become the graph's own, which the driver
+ * accounts for by itself: it is not entered, and its free is then one of an unknown address. */
 static CUresult born_in_order(CUresult r, const CUdeviceptr *dptr, size_t bytes, uintptr_t caller)
 {
     if (r == CUDA_SUCCESS && vram_unlikely(vram_capture_active())) {
@@ -103,8 +109,8 @@ CUresult hook_cuMemRelease(uintptr_t caller, CUmemGenericAllocationHandle handle
     return GIVEN_UP(key(VRAM_BY_HANDLE, handle), VRAM_DRV(cuMemRelease)(handle));
 }
 
-CUresult hook_cuMemMap(uintptr_t caller, CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                       unsigned long long flags)
+CUresult hook_cuMemMap(uintptr_t caller, CUdeviceptr ptr, size_t size, size_t offset,
+                       CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     (void)caller;
     struct vram_holding *holding = vram_family_map_begin(handle);
@@ -144,7 +150,9 @@ CUresult hook_cuArrayCreate_v2(uintptr_t caller, CUarray *array, const CUDA_ARRA
 {
     CUDA_ARRAY3D_DESCRIPTOR d = {0};
     if (descriptor)
-        d = (CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
+        d = (CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width,
+                                      .Height = descriptor->Height,
+                                      .Format = descriptor->Format,
                                       .NumChannels = descriptor->NumChannels};
     uint64_t bytes = vram_family_array_bytes(&d, 1);
     CUresult r = VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(cuArrayCreate_v2)(array, descriptor));
@@ -164,8 +172,8 @@ CUresult hook_cuArrayDestroy(uintptr_t caller, CUarray array)
     return GIVEN_UP(key_at(VRAM_BY_ARRAY, array), VRAM_DRV(cuArrayDestroy)(array));
 }
 
-CUresult hook_cuMipmappedArrayCreate(uintptr_t caller, CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,
-                                     unsigned int levels)
+CUresult hook_cuMipmappedArrayCreate(uintptr_t caller, CUmipmappedArray *array,
+                                     const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels)
 {
     uint64_t bytes = descriptor ? vram_family_array_bytes(descriptor, levels) : 0;
     CUresult r =

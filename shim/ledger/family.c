@@ -6,7 +6,10 @@ const struct vram_family_traits vram_family_traits[VRAM_FAMILIES] = {
 #undef VRAM_FAMILY
 };
 
-static void add(uint64_t *sum, uint64_t n) { *sum = *sum > UINT64_MAX - n ? UINT64_MAX : *sum + n; }
+static void add(uint64_t *sum, uint64_t n)
+{
+    *sum = *sum > UINT64_MAX - n ? UINT64_MAX : *sum + n;
+}
 
 void vram_figures_more(struct vram_figures *f, uint64_t bytes)
 {

@@ -26,7 +26,7 @@ struct vram_family_traits {
 extern const struct vram_family_traits vram_family_traits[VRAM_FAMILIES];
 
 struct vram_figures {
-    uint64_t bytes, count;             /* held by the program now */
+    uint64_t bytes, count; /* held by the program now */
     uint64_t peak_bytes;
     uint64_t total_bytes, total_count; /* since the start */
     uint64_t ended_bytes, ended_count; /* not freed when their context ended */

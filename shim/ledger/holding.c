@@ -103,7 +103,10 @@ void vram_holding_grow(struct vram_holding *holding, uint64_t bytes)
     vram_figures_more(f, bytes);
 }
 
-void vram_holding_pin(struct vram_holding *holding) { holding->pins++; }
+void vram_holding_pin(struct vram_holding *holding)
+{
+    holding->pins++;
+}
 
 void vram_holding_unpin(struct vram_holding *holding)
 {
@@ -132,7 +135,8 @@ bool vram_holding_left(struct vram_holdings *h, const struct vram_leaving *leavi
     if (!holding)
         return false;
     struct vram_name *n = vram_holding_find(h, leaving->key);
-    /* Somebody else's by now: the driver gave the name out again. A context that ended has taken its holdings' names. */
+    /* Somebody else's by now: the driver gave the name out again. A context that ended has taken its holdings' names.
+     */
     if (refused && holding->counted && (!n || n->holding == holding))
         vram_holding_name(h, leaving->key, leaving->size, holding);
     holding->pins--;

@@ -1,13 +1,13 @@
 /*
- * Holdings: memory of the families that are accounted for and not kept in the cache. Pure: no driver call, no lock (heap/
- * holds HEAP), no clock.
+ * Holdings: memory of the families that are accounted for and not kept in the cache. Pure: no driver call, no lock
+ * (heap/ holds HEAP), no clock.
  *
- * The driver knows an allocation by an address, a handle or both, some by several: physical memory has a handle for each
- * cuMemRetainAllocationHandle and an address for each mapping, and lives until the last of them is gone. So a holding has
- * names, a name has references, and a holding goes with its last name.
+ * The driver knows an allocation by an address, a handle or both, some by several: physical memory has a handle for
+ * each cuMemRetainAllocationHandle and an address for each mapping, and lives until the last of them is gone. So a
+ * holding has names, a name has references, and a holding goes with its last name.
  *
- * As with blocks (law 16), a name leaves before the call of the driver that gives it up, because the driver may hand it out
- * again before the call has come back; what is leaving pins its holding, and comes back if the driver refuses.
+ * As with blocks (law 16), a name leaves before the call of the driver that gives it up, because the driver may hand it
+ * out again before the call has come back; what is leaving pins its holding, and comes back if the driver refuses.
  *
  *   invariants: a name is in the table exactly once; holding->names = its names in the table; a holding exists while
  *   names + pins > 0, and is counted in the figures for as long, or until its context ended.
@@ -26,9 +26,9 @@
 enum vram_space {
     VRAM_AT_ADDRESS, /* of a device */
     VRAM_AT_HOST,
-    VRAM_MAPPED_AT,  /* physical memory, by cuMemMap */
-    VRAM_BY_HANDLE,  /* physical memory */
-    VRAM_BY_ARRAY,   /* CUarray or CUmipmappedArray */
+    VRAM_MAPPED_AT, /* physical memory, by cuMemMap */
+    VRAM_BY_HANDLE, /* physical memory */
+    VRAM_BY_ARRAY,  /* CUarray or CUmipmappedArray */
     VRAM_BY_EXTERNAL,
 };
 

@@ -74,7 +74,8 @@ static void leaks(struct vram_text *t, int device, const struct vram_account *a,
         const struct vram_held *h = &largest[i];
         vram_text_add(t, "      ");
         vram_text_bytes(t, h->size);
-        vram_text_add(t, " at 0x%llx, ", ull(h->name));
+        bool by_handle = h->family == VRAM_VIRTUAL || h->family == VRAM_ARRAY;
+        vram_text_add(t, by_handle ? " by handle 0x%llx, " : " at 0x%llx, ", ull(h->name));
         if (h->family != VRAM_PLAIN)
             vram_text_add(t, "%s, ", vram_family_traits[h->family].words);
         vram_text_duration(t, now - h->born.time);

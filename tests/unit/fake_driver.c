@@ -17,6 +17,7 @@ struct CUevent_st {
 
 struct fake fake;
 struct CUctx_st fake_a, fake_b, fake_other = {.device = 1};
+struct CUmemPoolHandle_st fake_pools[2], fake_graphs[2], fake_own_pool;
 
 static struct allocation {
     CUdeviceptr addr; /* 0: none */
@@ -65,7 +66,8 @@ static uint64_t map_pages(int device, enum page_use use[PAGES])
     }
     for (int p = 0; p < PAGES; p++)
         used += use[p] != UNUSED;
-    return used;
+    used += fake.others[device] + fake_pools[device].reserved + fake_graphs[device].reserved;
+    return used + (device == 0 ? fake_own_pool.reserved : 0);
 }
 
 static struct allocation *overlapping(CUdeviceptr addr, uint64_t size)
@@ -291,6 +293,40 @@ static CUresult do_cuEventQuery(CUevent event)
     pthread_mutex_unlock(&lock);
     return complete ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
+
+static CUresult do_cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    *pool = &fake_pools[device];
+    return CUDA_SUCCESS;
+}
+
+static CUresult do_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    pthread_mutex_lock(&lock);
+    *(uint64_t *)value = VRAM_PAGE * (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved : pool->used);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult do_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    pthread_mutex_lock(&lock);
+    if (keep / VRAM_PAGE < pool->reserved)
+        pool->reserved = pool->used > keep / VRAM_PAGE ? pool->used : keep / VRAM_PAGE;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult do_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+    return do_cuMemPoolGetAttribute(&fake_graphs[device],
+                                    attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+                                        ? CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+                                        : CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+                                    value);
+}
+
+static CUresult do_cuDeviceGraphMemTrim(CUdevice device) { return do_cuMemPoolTrimTo(&fake_graphs[device], 0); }
 
 static void act(void (*_Atomic *what)(void))
 {

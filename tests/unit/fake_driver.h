@@ -33,7 +33,13 @@
     X(cuCtxRecordEvent, (CUcontext ctx, CUevent event), (ctx, event))                                                  \
     X(cuCtxWaitEvent, (CUcontext ctx, CUevent event), (ctx, event))                                                    \
     X(cuEventCreate, (CUevent * event, unsigned flags), (event, flags))                                                \
-    X(cuEventQuery, (CUevent event), (event))
+    X(cuEventQuery, (CUevent event), (event))                                                                          \
+    X(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device))                               \
+    X(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), (pool, attribute, value)) \
+    X(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep), (pool, keep))                                                 \
+    X(cuDeviceGetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void *value),                    \
+      (device, attribute, value))                                                                                      \
+    X(cuDeviceGraphMemTrim, (CUdevice device), (device))
 
 struct fake_entry {
     atomic_uint calls;
@@ -48,6 +54,7 @@ struct fake {
     FAKE_ENTRIES(FAKE_FIELD)
 #undef FAKE_FIELD
     uint64_t pages[2]; /* what each device has */
+    uint64_t others[2]; /* pages that other programs, contexts and the like take */
     size_t row;        /* rows of pitched memory are rounded up to it */
 };
 extern struct fake fake;
@@ -60,6 +67,12 @@ struct CUctx_st {
     uint64_t behind;     /* work that all later work waits for (cuCtxWaitEvent) */
     unsigned waited_for; /* synchronisations */
 };
+/* A stream-ordered pool; each device has a default one, and one for graphs. In pages, so that they count in cuMemGetInfo. */
+struct CUmemPoolHandle_st {
+    uint64_t reserved, used;
+};
+extern struct CUmemPoolHandle_st fake_pools[2], fake_graphs[2], fake_own_pool; /* the last: of device 0 */
+
 extern struct CUctx_st fake_a, fake_b, fake_other; /* two contexts of device 0, one of device 1 */
 
 /* Fills the driver's table, reads the options, makes the process ours and fake_a current. */
