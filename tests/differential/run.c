@@ -5,7 +5,9 @@
 #include <stdlib.h>
 
 static sem_t turns[MAX_THREADS];
-static pthread_barrier_t end; /* a thread takes its own default stream along: in turns none ends early */
+/* In turns no thread ends early: it takes its own default stream along. And none starts late: what it makes current first
+ * may have ended in somebody's turn. */
+static pthread_barrier_t all;
 
 void see(struct thread *t, const char *what, uint64_t value)
 {
@@ -33,7 +35,7 @@ static void *work(void *arg)
             if (i + 1 < p->count)
                 sem_post(&turns[p->lines[i + 1].thread]);
         }
-        pthread_barrier_wait(&end);
+        pthread_barrier_wait(&all);
     } else {
         for (size_t i = 0; i < p->count; i++)
             if (p->lines[i].thread == t->index)
@@ -45,6 +47,8 @@ static void *work(void *arg)
 static void *begin(void *arg)
 {
     machine_start(arg);
+    if (((struct thread *)arg)->program->turns)
+        pthread_barrier_wait(&all);
     return work(arg);
 }
 
@@ -63,7 +67,7 @@ bool program_run(const struct program *p)
     }
     if (p->turns)
         machine_start(&threads[0]); /* before the others look at the world that they share */
-    pthread_barrier_init(&end, NULL, p->threads);
+    pthread_barrier_init(&all, NULL, p->threads);
     if (p->count)
         sem_post(&turns[p->lines[0].thread]);
     for (unsigned i = 0; i < p->threads; i++)

@@ -4,7 +4,7 @@
 
 #include "state.h"
 
-void sim_array_end_context(
-    CUcontext ctx); /* its arrays' handles are none any more; their memory goes with its blocks */
+/* Its arrays' handles are none any more; their memory goes with the context's blocks. */
+void sim_array_end_context(CUcontext ctx);
 
 #endif

@@ -1,5 +1,6 @@
 #include "judge.h"
 
+#include "graphmem.h"
 #include "memory.h"
 #include "sim.h"
 #include "work.h"
@@ -142,8 +143,14 @@ static bool judge_owner(const struct access *new, bool frees)
             break;
         }
     }
-    if (sim_memory_covers(new->range.low, new->range.high))
+    if (sim_memory_covers(new->range.low, new->range.high)) {
+        struct sim_block *b = sim_memory_find(new->range.low);
+        if (b && b->kind == MEMORY_GRAPH && !sim_graph_memory_live(b))
+            sim_judge_hazard("%s on stream %llu %s 0x%llx..0x%llx, which no launch of its graph has allocated",
+                             new->what, (unsigned long long)new->stream, mode(&new->range),
+                             (unsigned long long)new->range.low, (unsigned long long)new->range.high);
         return true;
+    }
     sim_judge_hazard("%s on stream %llu %s 0x%llx..0x%llx, which is not allocated", new->what,
                      (unsigned long long)new->stream, mode(&new->range), (unsigned long long)new->range.low,
                      (unsigned long long)new->range.high);
@@ -173,6 +180,16 @@ bool sim_judge_op(const struct sim_op *op, const struct vclock *at, CUstream str
         accesses[access_count++] = new;
     }
     return ok;
+}
+
+void sim_judge_renew(uint64_t low, uint64_t high)
+{
+    for (size_t i = note_at(low); i < note_count && notes[i].low < high;) {
+        if (notes[i].live)
+            i++;
+        else
+            note_remove(i);
+    }
 }
 
 void sim_judge_release(uint64_t low, uint64_t high, bool by_free)

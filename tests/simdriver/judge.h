@@ -14,6 +14,9 @@ bool sim_judge_op(const struct sim_op *op, const struct vclock *at, CUstream str
 /* The driver takes [low, high) back: after a wait, so that nothing later can race with what was before. */
 void sim_judge_release(uint64_t low, uint64_t high, bool by_free);
 
+/* Memory that was freed, by the program's word, is allocated anew: what it said holds no longer. */
+void sim_judge_renew(uint64_t low, uint64_t high);
+
 void sim_judge_hazard(const char *format, ...) __attribute__((format(printf, 1, 2)));
 unsigned int sim_judge_count(void);
 const char *sim_judge_text(unsigned int index);

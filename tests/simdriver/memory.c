@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include "context.h"
+#include "graphmem.h"
 #include "judge.h"
 #include "pool.h"
 #include "sim.h"
@@ -184,7 +185,7 @@ static unsigned int chunk_fit(struct sim_chunk *c, unsigned int n)
 
 static bool ends_with_context(const struct sim_block *b)
 {
-    return b->ctx && b->kind != MEMORY_POOL;
+    return b->ctx && b->kind != MEMORY_POOL && b->kind != MEMORY_GRAPH;
 }
 
 static void enlist(struct sim_block *b)
@@ -225,12 +226,14 @@ static CUresult alloc_small(struct sim_block *b)
 static CUresult alloc_large(struct sim_block *b)
 {
     size_t size = (b->size + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
-    CUresult r = take(b->device, b->pool, size);
+    bool counts = b->kind != MEMORY_GRAPH;
+    CUresult r = counts ? take(b->device, b->pool, size) : CUDA_SUCCESS;
     if (r)
         return r;
     struct page *page = take_pages(b->arena, size / SIM_PAGE);
     if (!page) {
-        give(b->device, b->pool, size);
+        if (counts)
+            give(b->device, b->pool, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     b->address = b->map_address = page_address(b->arena, page);
@@ -247,7 +250,7 @@ static CUresult alloc(struct sim_block block, bool low, struct sim_block **ret)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct sim_block *b = sim_xcalloc(sizeof *b);
     *b = block;
-    CUresult r = b->size < SIM_PAGE ? alloc_small(b) : alloc_large(b);
+    CUresult r = b->size < SIM_PAGE && b->kind != MEMORY_GRAPH ? alloc_small(b) : alloc_large(b);
     if (r) {
         free(b);
         return r;
@@ -386,7 +389,8 @@ void sim_memory_release(struct sim_block *b)
             chunk_destroy(c);
     } else if (b->arena) {
         drop_pages(b->arena, b->map_address, b->map_size);
-        give(b->device, b->pool, b->map_size);
+        if (b->kind != MEMORY_GRAPH)
+            give(b->device, b->pool, b->map_size);
     } else if (b->kind == MEMORY_HOST || b->kind == MEMORY_EXTERNAL) {
         munmap((void *)(uintptr_t)b->map_address, b->map_size);
     }
@@ -438,12 +442,15 @@ CUresult sim_memory_free(uint64_t address, bool host)
     if (current && !current->alive)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     struct sim_block *b = sim_memory_find(address);
-    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_EXTERNAL)) {
+    if (!b || b->address != address || (host ? b->kind != MEMORY_HOST : b->kind > MEMORY_EXTERNAL) ||
+        (b->kind == MEMORY_GRAPH && !sim_graph_memory_live(b))) {
         sim.refused_frees++;
         return CUDA_ERROR_INVALID_VALUE;
     }
     sim_work_poll();
-    return b->ctx->alive && b->ctx->error ? b->ctx->error : sim_memory_retire(b);
+    if (b->ctx->alive && b->ctx->error)
+        return b->ctx->error;
+    return b->kind == MEMORY_GRAPH ? sim_graph_memory_free(b) : sim_memory_retire(b);
 }
 
 #define CONTROL __attribute__((visibility("default")))

@@ -16,6 +16,7 @@ enum sim_memory_kind {
     MEMORY_DEVICE,
     MEMORY_MANAGED,
     MEMORY_POOL,
+    MEMORY_GRAPH,    /* an address alone; graphmem.c puts memory behind it */
     MEMORY_EXTERNAL, /* a buffer of an imported object; up to here cuMemFree takes it */
     MEMORY_HOST,
     MEMORY_REGISTERED,
@@ -27,7 +28,7 @@ struct sim_block {
     uint64_t address;
     size_t size; /* as requested */
     enum sim_memory_kind kind;
-    CUcontext ctx; /* that it ends with, except MEMORY_POOL, which outlives the context; NULL for MEMORY_MAPPED */
+    CUcontext ctx; /* that it ends with, but MEMORY_POOL and MEMORY_GRAPH outlive it; NULL for MEMORY_MAPPED */
     int device;
     uint64_t buffer_id;   /* new at each allocation */
     uint64_t map_address; /* what lies behind it: the chunk or the pages */
@@ -37,9 +38,10 @@ struct sim_block {
     bool sync_memops;
     bool no_access; /* MEMORY_MAPPED before cuMemSetAccess */
     unsigned int host_flags;
-    CUmemoryPool pool;             /* of MEMORY_POOL */
-    struct vmm_handle *handle;     /* of MEMORY_MAPPED */
-    struct sim_block *prev, *next; /* in ctx->blocks */
+    CUmemoryPool pool;              /* of MEMORY_POOL */
+    struct vmm_handle *handle;      /* of MEMORY_MAPPED */
+    struct sim_graph_memory *graph; /* of MEMORY_GRAPH */
+    struct sim_block *prev, *next;  /* in ctx->blocks */
 };
 
 /* Alignment and size checks are the caller's. `low`: below 4 GiB, for the 32-bit entries. */

@@ -8,6 +8,8 @@
 
 #include "state.h"
 
+struct sim_graph_memory;
+
 /* What one item does. The ranges that it touches follow from it (judge.c). */
 struct sim_op {
     enum { OP_MARK, OP_SPIN, OP_FILL, OP_COPY, OP_CHECK, OP_FAULT, OP_HOST } kind;
@@ -21,6 +23,7 @@ struct sim_op {
     uint32_t value;
     unsigned int width; /* of value: 1, 2 or 4 bytes */
     uint64_t ns;
+    struct sim_graph_memory *memory; /* of an allocation node, or with `frees` of a free node */
     CUhostFn host;
     CUstreamCallback callback;
     CUstream callback_stream;

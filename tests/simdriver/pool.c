@@ -3,6 +3,7 @@
 #include "capture.h"
 #include "context.h"
 #include "entry.h"
+#include "graphmem.h"
 #include "judge.h"
 #include "stream.h"
 #include "work.h"
@@ -71,6 +72,8 @@ CUresult sim_pool_back(CUmemoryPool p, size_t size)
     }
     p->backed += more;
     p->reserved += more;
+    if (p->backed > p->backed_high)
+        p->backed_high = p->backed;
     if (p->reserved > p->reserved_high)
         p->reserved_high = p->reserved;
     return CUDA_SUCCESS;
@@ -81,6 +84,21 @@ void sim_pool_unback(CUmemoryPool p, size_t size)
     p->backed -= size;
     if (p->destroyed)
         release(p, 0, SIZE_MAX);
+}
+
+void sim_pool_release(CUmemoryPool p)
+{
+    release(p, 0, SIZE_MAX);
+}
+
+CUmemoryPool sim_pool_of_graphs(int device)
+{
+    struct sim_device *d = &sim.device[device];
+    if (!d->graph_pool) {
+        d->graph_pool = pool_create(device, false);
+        d->graph_pool->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = UINT64_MAX;
+    }
+    return d->graph_pool;
 }
 
 size_t sim_pool_spare(int device, size_t want)
@@ -115,6 +133,7 @@ void sim_pool_forget(struct sim_block *block)
 void sim_pool_reclaim(bool wait)
 {
     size_t kept = 0;
+    sim_graph_memory_reclaim();
     for (size_t i = 0; wait && i < dying_count; i++) {
         struct vclock at = {0};
         sim_vclock_copy(&at, &dying[i].at); /* the wait gives the lock up: the list may move */
@@ -244,7 +263,7 @@ CUresult do_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPoo
     if (!dptr || !bytes || !sim_handle_is(pool, HANDLE_POOL))
         return CUDA_ERROR_INVALID_VALUE;
     if (s->capture)
-        return CUDA_ERROR_NOT_SUPPORTED; /* memory nodes are not simulated */
+        return sim_graph_memory_capture_alloc(s, bytes, (uint64_t *)dptr);
     CUcontext ctx = s->ctx;
     struct sim_block *b;
     sim_pool_reclaim(false);
@@ -279,12 +298,15 @@ CUresult do_cuMemFreeAsync(CUdeviceptr dptr, CUstream handle)
     if (!dptr)
         return CUDA_SUCCESS;
     struct sim_block *b = sim_memory_find(dptr);
-    if (!b || b->address != dptr || (b->kind != MEMORY_POOL && b->kind != MEMORY_DEVICE))
+    if (!b || b->address != dptr || (b->kind != MEMORY_POOL && b->kind != MEMORY_DEVICE && b->kind != MEMORY_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
-    /* Plain memory is taken too (measured), but not into a capture, and not beside one that forbids frees. */
+    /* A capture takes graph memory alone (documented). Outside, plain memory is taken too (measured), but not beside a
+     * capture that forbids frees. */
     CUresult r = CUDA_SUCCESS;
     if (s->capture)
-        return b->kind == MEMORY_POOL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+        return sim_graph_memory_capture_free(s, b);
+    if (b->kind == MEMORY_GRAPH)
+        return sim_graph_memory_free_async(b, s);
     if (b->kind == MEMORY_DEVICE && (r = sim_capture_check_unsafe()) != CUDA_SUCCESS)
         return r;
     uint64_t high = b->address + b->size;

@@ -73,7 +73,7 @@ struct sim_device {
     CUresult error;    /* after a fault no new context can be had, also not after a reset (measured) */
     unsigned int primary_flags;
     uint64_t used;
-    CUmemoryPool default_pool, pool;
+    CUmemoryPool default_pool, pool, graph_pool;
 };
 
 /* Options: config.c reads them once, before the first call does anything. */

@@ -1010,6 +1010,109 @@ Test(simdriver, external_memory)
     cr_assert_eq(sim_hazards(), 0);
 }
 
+static uint64_t graph_amount(CUgraphMem_attribute attribute)
+{
+    uint64_t n;
+    OK(cuDeviceGetGraphMemAttribute(0, attribute, &n));
+    return n;
+}
+
+#define GRAPHS_USE graph_amount(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)
+#define GRAPHS_RESERVE graph_amount(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT)
+
+/* Allocates, fills, and perhaps frees 4 MiB. */
+static CUgraphExec graph_with_memory(CUstream s, bool frees, unsigned int flags, CUdeviceptr *p)
+{
+    CUgraph g;
+    CUgraphExec x;
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cuMemAllocAsync(p, 4 * MIB, s));
+    sim_note_alloc(*p, 4 * MIB);
+    OK(cuMemsetD8Async(*p, 7, 4 * MIB, s));
+    if (frees) {
+        sim_note_free(*p);
+        OK(cuMemFreeAsync(*p, s));
+        IS(cuMemFreeAsync(*p, s), 1);
+    }
+    OK(cuStreamEndCapture(s, &g));
+    OK(cuGraphInstantiateWithFlags(&x, g, flags));
+    OK(cuGraphDestroy(g));
+    return x;
+}
+
+Test(simdriver, graph_memory)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), t = stream(CU_STREAM_NON_BLOCKING);
+    CUdeviceptr p;
+    CUgraphExec x = graph_with_memory(s, true, 0, &p);
+    cr_assert_eq(sim_used(0), 0, "an address alone");
+    IS(cuMemFree_v2(p), 1);
+    OK(cuGraphLaunch(x, s));
+    cr_assert(sim_used(0) == 4 * MIB && GRAPHS_USE == 4 * MIB && GRAPHS_RESERVE == 4 * MIB);
+    OK(cuGraphLaunch(x, t)); /* comes after the first */
+    OK(cuCtxSynchronize());
+    cr_assert_eq(sim_used(0), 4 * MIB, "a synchronise leaves it");
+    cr_assert_eq(sim_hazards(), 0);
+    OK(cuDeviceGraphMemTrim(0));
+    cr_assert(sim_used(0) == 0 && GRAPHS_USE == 0);
+    OK(cuGraphLaunch(x, s));
+    cr_assert_eq(sim_used(0), 4 * MIB);
+    fill(s, p, 100, 1, 0);
+    cr_assert_eq(sim_hazards(), 1, "freed inside the graph");
+    OK(cuGraphExecDestroy(x));
+    OK(cuCtxSynchronize());
+    cr_assert(GRAPHS_USE == 0 && GRAPHS_RESERVE == 4 * MIB && sim_used(0) == 4 * MIB);
+    OK(cuDeviceGraphMemTrim(0));
+    cr_assert(GRAPHS_RESERVE == 0 && sim_used(0) == 0);
+    cr_assert_eq(graph_amount(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH), 4 * MIB);
+    cr_assert_not(sim_is_allocated(p));
+    IS(cuDeviceGraphMemTrim(1), 101);
+}
+
+Test(simdriver, graph_memory_freed_outside)
+{
+    begin();
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUdeviceptr p, q, plain = alloc(100), pool;
+    CUgraph g;
+    unsigned char byte = 0;
+    CUgraphExec x = graph_with_memory(s, false, 0, &p), y = graph_with_memory(s, false, 1, &q);
+    OK(cuGraphLaunch(x, s));
+    IS(cuGraphLaunch(x, s), 1);
+    OK(cuStreamSynchronize(s));
+    OK(cuMemcpyDtoH_v2(&byte, p + 100, 1));
+    cr_assert_eq(byte, 7);
+    sim_note_free(p);
+    OK(cuMemFreeAsync(p, s));
+    IS(cuMemFreeAsync(p, s), 1);
+    OK(cuGraphLaunch(x, s));
+    OK(cuGraphLaunch(y, s));
+    OK(cuGraphLaunch(y, s)); /* frees what the first has left */
+    OK(cuGraphExecDestroy(x));
+    OK(cuGraphExecDestroy(y));
+    OK(cuDeviceGraphMemTrim(0));
+    cr_assert_eq(GRAPHS_USE, 8 * MIB, "nobody freed it");
+    OK(cuMemFree_v2(p));
+    OK(cuMemFreeAsync(q, s));
+    OK(cuStreamSynchronize(s));
+    OK(cuDeviceGraphMemTrim(0));
+    cr_assert_eq(GRAPHS_RESERVE, 0);
+    OK(cuMemAllocAsync(&pool, 100, s));
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+    IS(cuMemFreeAsync(plain, s), 1);
+    IS(cuMemFreeAsync(pool, s), 1);
+    OK(cuMemAllocAsync(&p, 100, s));
+    OK(cuStreamEndCapture(s, &g));
+    OK(cuGraphInstantiateWithFlags(&x, g, 0));
+    IS(cuGraphInstantiateWithFlags(&y, g, 0), 1);
+    OK(cuGraphDestroy(g));
+    OK(cuGraphExecDestroy(x));
+    OK(cuCtxSynchronize());
+    cr_assert_not(sim_is_allocated(p), "never launched");
+    cr_assert_eq(sim_hazards(), 0);
+}
+
 Test(simdriver, fork_after_init)
 {
     begin();
