@@ -20,7 +20,7 @@
 #include "driver/capture.h"
 #include "driver/driver.h"
 #include "heap/heap.h"
-#include "heap/heap.h"
+#include "heap/host.h"
 #include "heap/pools.h"
 #include "heap/reclaim.h"
 #include "heap/view.h"
@@ -123,23 +123,33 @@ static void tell_view(void)
     }
 }
 
-static void tell(const struct vram_reclaimed *done, uint64_t trimmed, uint64_t ns, const struct vram_drained *drained,
-                 bool draining)
+/* What a flush gave back beside blocks, in bytes. */
+struct beside {
+    uint64_t pools, host;
+};
+
+static void tell(const struct vram_reclaimed *done, const struct beside *beside, uint64_t ns,
+                 const struct vram_drained *drained, bool draining)
 {
     char buf[512];
     struct vram_text t = VRAM_TEXT(buf);
     begin_line(&t);
     if (drained)
         tell_drained(&t, drained);
-    if (done->blocks == 0 && done->kept_blocks == 0 && trimmed == 0) {
+    if (done->blocks == 0 && done->kept_blocks == 0 && beside->pools == 0 && beside->host == 0) {
         vram_text_add(&t, "nothing was kept, so there is nothing to give back");
     } else {
         vram_text_add(&t, "gave ");
         amount(&t, done->blocks, done->bytes);
-        if (trimmed) {
+        if (beside->pools) {
             vram_text_add(&t, " and ");
-            vram_text_bytes(&t, trimmed);
+            vram_text_bytes(&t, beside->pools);
             vram_text_add(&t, " of the driver's own pools");
+        }
+        if (beside->host) {
+            vram_text_add(&t, " and ");
+            vram_text_bytes(&t, beside->host);
+            vram_text_add(&t, " of pinned host memory");
         }
         vram_text_add(&t, " back to the driver in ");
         vram_text_duration(&t, ns);
@@ -171,7 +181,8 @@ static void await_captures(void)
 static void flush(const struct vram_drained *drained, bool draining)
 {
     struct vram_reclaimed total = {0};
-    uint64_t start = vram_now(), trimmed = 0;
+    struct beside beside = {0};
+    uint64_t start = vram_now();
     for (;;) {
         struct vram_reclaimed now = vram_reclaim_all();
         total.blocks += now.blocks;
@@ -179,12 +190,13 @@ static void flush(const struct vram_drained *drained, bool draining)
         total.kept_blocks = now.kept_blocks;
         total.kept_bytes = now.kept_bytes;
         total.refused = now.refused;
-        trimmed += vram_pools_trim(VRAM_EVERY_DEVICE);
+        beside.pools += vram_pools_trim(VRAM_EVERY_DEVICE);
+        beside.host += vram_host_trim(NULL);
         if (!now.capture || vram_heap_is_exiting())
             break;
         await_captures();
     }
-    tell(&total, trimmed, vram_now() - start, drained, draining);
+    tell(&total, &beside, vram_now() - start, drained, draining);
     tell_view();
 }
 

@@ -27,7 +27,7 @@ static bool opened_before(enum vram_family family, struct vram_key key)
     return true;
 }
 
-void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller)
+static void enter(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uint32_t kind, uintptr_t caller)
 {
     struct vram_site site = vram_site_here(caller);
     CUcontext ctx = vram_life_context();
@@ -40,6 +40,7 @@ void vram_family_born(enum vram_family family, int device, struct vram_key key, 
         .family = family,
         .figures = &books->figures[family],
         .bytes = bytes,
+        .kind = kind,
         .born = site,
         .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
     };
@@ -54,6 +55,16 @@ void vram_family_born(enum vram_family family, int device, struct vram_key key, 
     }
     vram_heap_use();
     vram_view_first(device);
+}
+
+void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller)
+{
+    enter(family, device, key, bytes, 0, caller);
+}
+
+void vram_family_pinned(struct vram_key key, uint64_t bytes, uint32_t kind, uintptr_t caller)
+{
+    enter(VRAM_HOST, VRAM_DEVICE_OF_CONTEXT, key, bytes, kind, caller);
 }
 
 struct vram_leaving vram_family_leave(struct vram_key key)

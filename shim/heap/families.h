@@ -20,6 +20,9 @@ enum { VRAM_DEVICE_OF_CONTEXT = -1 };
  * memory. */
 void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller);
 
+/* The same of pinned host memory of the current context; `kind`: its flags, see heap/host.h. */
+void vram_family_pinned(struct vram_key key, uint64_t bytes, uint32_t kind, uintptr_t caller);
+
 /* Around a call of the program that gives a name up: before and after it. */
 struct vram_leaving vram_family_leave(struct vram_key key);
 void vram_family_left(const struct vram_leaving *leaving, CUresult result);

@@ -16,6 +16,7 @@
 #include "driver/driver.h"
 #include "heap/families.h"
 #include "heap/fence.h"
+#include "heap/host.h"
 #include "heap/life.h"
 #include "heap/reclaim.h"
 #include "heap/view.h"
@@ -521,19 +522,47 @@ enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t
             *ret_base = base;
             *ret_size = b->size;
         }
+        if (!b && vram_host_is_kept(base)) {
+            view = VRAM_VIEW_NOTHING;
+            *ret_base = base;
+            *ret_size = 0;
+        }
         vram_unlock(VRAM_RANK_HEAP);
-        if (b || attempt == 1 || !vram_heap_used() || (base = base_of(address)) == 0)
+        if (view != VRAM_VIEW_UNKNOWN || attempt == 1 || !vram_heap_used() || (base = base_of(address)) == 0)
             break;
     }
     return view;
+}
+
+bool vram_heap_host_is_kept(const void *p)
+{
+    CUdeviceptr base;
+    size_t size;
+    return vram_options->host_cache &&
+           vram_heap_view((uintptr_t)p, &base, &size) == VRAM_VIEW_NOTHING;
+}
+
+/* Of pinned host memory, if that is what it is. */
+static void host_identity_left(CUdeviceptr address)
+{
+    if (!vram_options->host_cache)
+        return;
+    CUdeviceptr base = base_of(address);
+    if (!base)
+        base = address;
+    vram_lock(VRAM_RANK_HEAP);
+    vram_host_identity_left(base);
+    vram_unlock(VRAM_RANK_HEAP);
 }
 
 void vram_heap_identity_left(CUdeviceptr address)
 {
     CUdeviceptr base;
     size_t size;
-    if (vram_heap_view(address, &base, &size) != VRAM_VIEW_LIVE)
+    if (vram_heap_view(address, &base, &size) != VRAM_VIEW_LIVE) {
+        host_identity_left(address);
         return;
+    }
     vram_lock(VRAM_RANK_HEAP);
     struct vram_block *b = vram_ledger_find(&vram_heap.ledger, base);
     if (b)
@@ -586,6 +615,10 @@ bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
     for (unsigned i = 0; i < VRAM_DOUBLE_FREES_MAX; i++)
         ret_summary->double_frees[i] = vram_heap.double_frees[i];
     ret_summary->double_frees_kept = vram_heap.double_frees_kept;
+    ret_summary->host_bytes = vram_heap.host.bytes;
+    ret_summary->host_count = vram_heap.host.count;
+    ret_summary->host_hits = vram_heap.host.hits;
+    ret_summary->host_asked = vram_heap.host.asked;
     if (locked)
         vram_unlock(VRAM_RANK_HEAP);
     return locked;

@@ -48,6 +48,9 @@ enum vram_view {
 };
 enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t *ret_size);
 
+/* Whether the address lies in pinned host memory that the program has freed and that is kept. */
+bool vram_heap_host_is_kept(const void *p);
+
 /* The identity of the block that contains the address has left us: it goes back to the driver when freed (law 19). */
 void vram_heap_identity_left(CUdeviceptr address);
 
@@ -72,6 +75,7 @@ struct vram_heap_summary {
     struct vram_account devices[VRAM_DEVICES_MAX];
     struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
     unsigned double_frees_kept;
+    uint64_t host_bytes, host_count, host_hits, host_asked; /* pinned host memory that is kept, see heap/host.h */
 };
 bool vram_heap_summarise(struct vram_heap_summary *ret_summary);
 

@@ -241,6 +241,7 @@ void vram_life_end(struct vram_life *life, bool gone)
         struct vram_life *other, *next;
         drop_blocks(life);
         vram_holding_end_life(&vram_heap.holdings, life);
+        vram_host_end_life(life);
         HASH_DELETE(hh, vram_heap.lives, life);
         HASH_ITER(hh, vram_heap.lives, other, next)
             remove_peer(other, life);
@@ -256,13 +257,20 @@ void vram_life_end(struct vram_life *life, bool gone)
     vram_futex_wake(&decided);
 }
 
+void vram_life_made(CUcontext ctx, CUdevice device)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    make(ctx, device); /* without host memory for it, it is known from its first allocation on */
+    vram_unlock(VRAM_RANK_HEAP);
+}
+
 void vram_life_primary(CUdevice device, CUcontext ctx)
 {
     if (device < 0 || device >= VRAM_DEVICES_MAX)
         return;
     vram_lock(VRAM_RANK_HEAP);
     vram_heap.primaries[device] = ctx;
-    struct vram_life *life = vram_life_find(ctx);
+    struct vram_life *life = make(ctx, device);
     if (life)
         life->primary = true;
     vram_unlock(VRAM_RANK_HEAP);
@@ -282,6 +290,7 @@ void vram_life_green(CUcontext ctx)
 {
     vram_lock(VRAM_RANK_HEAP);
     green[green_next++ % GREEN_MAX] = ctx;
+    vram_heap.host.strangers = true;
     struct vram_life *life = vram_life_find(ctx);
     if (life)
         life->uncached = true;

@@ -15,6 +15,7 @@
 #include "cache/cache.h"
 #include "heap/account.h"
 #include "heap/fence.h"
+#include "heap/host.h"
 #include "heap/pools.h"
 #include "ledger/block.h"
 #include "ledger/holding.h"
@@ -49,6 +50,7 @@ struct vram_heap {
     unsigned double_frees_kept;
     struct vram_holdings holdings;
     struct vram_pool *pools; /* made by the program, by handle */
+    struct vram_host_cache host;
     CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
     uint64_t walks;              /* to give blocks back, since the start */
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */
@@ -98,7 +100,8 @@ void vram_life_end(struct vram_life *life, bool gone);
  * (a callback of the ending itself may be what waits). Under HEAP. False: nothing was closing, or it takes too long. */
 bool vram_life_settle(CUcontext ctx);
 
-/* What the program told the driver about contexts (interpose/). */
+/* What the program told the driver about contexts (interpose/). A context is known from when it was made. */
+void vram_life_made(CUcontext ctx, CUdevice device);
 void vram_life_primary(CUdevice device, CUcontext ctx);
 CUcontext vram_life_primary_of(CUdevice device); /* NULL: never retained */
 void vram_life_green(CUcontext ctx);

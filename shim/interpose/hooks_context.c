@@ -13,6 +13,38 @@ CUresult hook_cuDevicePrimaryCtxRetain(uintptr_t caller, CUcontext *pctx, CUdevi
     return r;
 }
 
+static CUresult made(CUresult r, CUcontext *pctx, CUdevice dev)
+{
+    if (r == CUDA_SUCCESS)
+        vram_life_made(*pctx, dev);
+    return r;
+}
+
+CUresult hook_cuCtxCreate(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuCtxCreate)(pctx, flags, dev), pctx, dev);
+}
+
+CUresult hook_cuCtxCreate_v2(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuCtxCreate_v2)(pctx, flags, dev), pctx, dev);
+}
+
+CUresult hook_cuCtxCreate_v3(uintptr_t caller, CUcontext *pctx, CUexecAffinityParam *params, int count, unsigned int flags,
+                             CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuCtxCreate_v3)(pctx, params, count, flags, dev), pctx, dev);
+}
+
+CUresult hook_cuCtxCreate_v4(uintptr_t caller, CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuCtxCreate_v4)(pctx, params, flags, dev), pctx, dev);
+}
+
 /* A release ends the context only when it was the last, and other libraries' retains are not all seen by us: the driver
  * is asked. Where it cannot be asked, the life ends: a block forgotten is better than one handed out of a dead context. */
 static bool primary_is_gone(CUdevice dev)
@@ -34,6 +66,7 @@ static void ended(struct vram_life *life, CUcontext ctx, bool gone)
 static CUresult release(CUresult (*real)(CUdevice), CUdevice dev)
 {
     CUcontext ctx = vram_life_primary_of(dev);
+    vram_host_trim(ctx);
     struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(dev);
@@ -44,6 +77,7 @@ static CUresult release(CUresult (*real)(CUdevice), CUdevice dev)
 static CUresult reset(CUresult (*real)(CUdevice), CUdevice dev)
 {
     CUcontext ctx = vram_life_primary_of(dev);
+    vram_host_trim(ctx);
     struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(dev);
@@ -53,6 +87,7 @@ static CUresult reset(CUresult (*real)(CUdevice), CUdevice dev)
 
 static CUresult destroy(CUresult (*real)(CUcontext), CUcontext ctx)
 {
+    vram_host_trim(ctx);
     struct vram_life *life = vram_life_end_begin(ctx);
     vram_locks_check_none();
     CUresult r = real(ctx);

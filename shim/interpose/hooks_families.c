@@ -7,6 +7,7 @@
 #include "driver/capture.h"
 #include "heap/families.h"
 #include "heap/heap.h"
+#include "heap/host.h"
 #include "heap/life.h"
 #include "heap/pools.h"
 #include "interpose/hooks.h"
@@ -187,23 +188,68 @@ CUresult hook_cuMipmappedArrayDestroy(uintptr_t caller, CUmipmappedArray array)
     return GIVEN_UP(key_at(VRAM_BY_ARRAY, array), VRAM_DRV(cuMipmappedArrayDestroy)(array));
 }
 
-/* Host memory: the machine's, so nothing that we keep helps when there is none. */
+/* Host memory: of what we keep, only pinned memory helps when there is none. */
+static CUresult pinned(CUresult r, void *const *pp, size_t bytes, unsigned kind, uintptr_t caller)
+{
+    if (r == CUDA_SUCCESS) {
+        vram_family_pinned(key_at(VRAM_AT_HOST, *pp), bytes, kind, caller);
+        vram_control_start();
+    }
+    return r;
+}
+
 CUresult hook_cuMemAllocHost_v2(uintptr_t caller, void **pp, size_t bytes)
 {
-    CUresult r = VRAM_DRV(cuMemAllocHost_v2)(pp, bytes);
-    return born(r, VRAM_HOST, VRAM_DEVICE_OF_CONTEXT, key_at(VRAM_AT_HOST, r ? NULL : *pp), bytes, caller);
+    void *kept = pp ? vram_host_take(vram_life_context(), bytes, VRAM_HOST_PLAIN) : NULL;
+    CUresult r = CUDA_SUCCESS;
+    if (kept)
+        *pp = kept;
+    else
+        r = VRAM_DRV(cuMemAllocHost_v2)(pp, bytes);
+    if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_host_trim(NULL))
+        r = VRAM_DRV(cuMemAllocHost_v2)(pp, bytes);
+    return pinned(r, pp, bytes, VRAM_HOST_PLAIN, caller);
 }
 
 CUresult hook_cuMemHostAlloc(uintptr_t caller, void **pp, size_t bytes, unsigned int flags)
 {
-    CUresult r = VRAM_DRV(cuMemHostAlloc)(pp, bytes, flags);
-    return born(r, VRAM_HOST, VRAM_DEVICE_OF_CONTEXT, key_at(VRAM_AT_HOST, r ? NULL : *pp), bytes, caller);
+    void *kept = pp && flags < VRAM_HOST_PLAIN ? vram_host_take(vram_life_context(), bytes, flags) : NULL;
+    CUresult r = CUDA_SUCCESS;
+    if (kept)
+        *pp = kept;
+    else
+        r = VRAM_DRV(cuMemHostAlloc)(pp, bytes, flags);
+    if (vram_unlikely(r == CUDA_ERROR_OUT_OF_MEMORY) && vram_host_trim(NULL))
+        r = VRAM_DRV(cuMemHostAlloc)(pp, bytes, flags);
+    return pinned(r, pp, bytes, flags, caller);
+}
+
+/* What is kept is free to the program: the driver is asked about an address that it never gave, as in hooks_memory.c.
+ */
+static void *host_as_native(void *p)
+{
+    return vram_heap_host_is_kept(p) ? (void *)(uintptr_t)VRAM_NEVER_ALLOCATED : p;
 }
 
 CUresult hook_cuMemFreeHost(uintptr_t caller, void *p)
 {
     (void)caller;
+    if (vram_host_keep(p))
+        return CUDA_SUCCESS;
+    p = host_as_native(p);
     return GIVEN_UP(key_at(VRAM_AT_HOST, p), VRAM_DRV(cuMemFreeHost)(p));
+}
+
+CUresult hook_cuMemHostGetFlags(uintptr_t caller, unsigned int *flags, void *p)
+{
+    (void)caller;
+    return VRAM_DRV(cuMemHostGetFlags)(flags, host_as_native(p));
+}
+
+CUresult hook_cuMemHostGetDevicePointer_v2(uintptr_t caller, CUdeviceptr *dptr, void *p, unsigned int flags)
+{
+    (void)caller;
+    return VRAM_DRV(cuMemHostGetDevicePointer_v2)(dptr, host_as_native(p), flags);
 }
 
 CUresult hook_cuMemHostRegister(uintptr_t caller, void *p, size_t bytes, unsigned int flags)

@@ -171,7 +171,7 @@ void vram_holding_unmapped(struct vram_holdings *h, struct vram_name *chain, boo
     }
 }
 
-void vram_holding_end_life(struct vram_holdings *h, const void *life)
+void vram_holding_end_life(struct vram_holdings *h, const struct vram_life *life)
 {
     struct vram_name *n, *next;
     HASH_ITER(hh, h->names, n, next)

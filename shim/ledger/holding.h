@@ -41,7 +41,9 @@ struct vram_holding {
     struct vram_figures *figures; /* of its family on its device; the owner's */
     bool counted;                 /* in the figures */
     uint64_t bytes;
-    const void *life; /* of the context that it ends with, or NULL */
+    struct vram_life *life; /* of the context that it ends with, or NULL */
+    uint32_t kind;          /* of its family: pinned memory by its flags */
+    bool identity_left;     /* exported, or given attributes (law 19) */
     struct vram_site born;
     uint64_t visited; /* by the last walk over names that wanted each holding once */
     uint32_t names, pins;
@@ -92,7 +94,7 @@ struct vram_name *vram_holding_unmap(struct vram_holdings *h, uint64_t address, 
 void vram_holding_unmapped(struct vram_holdings *h, struct vram_name *chain, bool refused);
 
 /* A context ended, and all that ends with it. */
-void vram_holding_end_life(struct vram_holdings *h, const void *life);
+void vram_holding_end_life(struct vram_holdings *h, const struct vram_life *life);
 
 void vram_holding_check(const struct vram_holdings *h); /* the invariants, in builds with checks */
 

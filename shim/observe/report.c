@@ -155,6 +155,16 @@ static void double_frees(struct vram_text *t, uint64_t count)
     }
 }
 
+static void host(struct vram_text *t)
+{
+    if (!summary.host_asked && !summary.host_count)
+        return;
+    vram_text_add(t, "  pinned host memory\n");
+    line_amount(t, "kept at exit", summary.host_count, summary.host_bytes);
+    vram_text_add(t, "    %-24s%llu of %llu allocations\n", "served from the cache", ull(summary.host_hits),
+                  ull(summary.host_asked));
+}
+
 static void compose(struct vram_text *t, bool exact)
 {
     uint64_t now = vram_now(), leaked = 0, blocks = 0, doubles = 0;
@@ -185,6 +195,7 @@ static void compose(struct vram_text *t, bool exact)
         if (a->allocs)
             cache(t, a);
     }
+    host(t);
     double_frees(t, doubles);
 }
 

@@ -201,7 +201,7 @@ CUresult do_cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
     return do_cuCtxCreate_v2(pctx, flags, dev);
 }
 
-CUresult do_cuCtxCreate_v4(CUcontext *pctx, void *params, unsigned int flags, CUdevice dev)
+CUresult do_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
 {
     return params ? CUDA_ERROR_NOT_SUPPORTED : do_cuCtxCreate_v2(pctx, flags, dev);
 }

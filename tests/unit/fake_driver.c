@@ -328,6 +328,23 @@ static CUresult do_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attr
 
 static CUresult do_cuDeviceGraphMemTrim(CUdevice device) { return do_cuMemPoolTrimTo(&fake_graphs[device], 0); }
 
+/* Addresses that nobody touches; they are not given twice. */
+static CUresult do_cuMemHostAlloc(void **pp, size_t size, unsigned flags)
+{
+    static uintptr_t next = 0x600000000000;
+    (void)flags;
+    if (context_state() != CUDA_SUCCESS)
+        return context_state();
+    *pp = (void *)next;
+    next += (size + 4095) & ~(uintptr_t)4095;
+    return CUDA_SUCCESS;
+}
+
+static CUresult do_cuMemFreeHost(void *p)
+{
+    return (uintptr_t)p < 0x600000000000 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 static void act(void (*_Atomic *what)(void))
 {
     void (*now)(void) = atomic_exchange(what, NULL);

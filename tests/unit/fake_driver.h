@@ -39,7 +39,9 @@
     X(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep), (pool, keep))                                                 \
     X(cuDeviceGetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void *value),                    \
       (device, attribute, value))                                                                                      \
-    X(cuDeviceGraphMemTrim, (CUdevice device), (device))
+    X(cuDeviceGraphMemTrim, (CUdevice device), (device))                                                               \
+    X(cuMemHostAlloc, (void **pp, size_t size, unsigned flags), (pp, size, flags))                                     \
+    X(cuMemFreeHost, (void *p), (p))
 
 struct fake_entry {
     atomic_uint calls;

@@ -6,11 +6,14 @@
 
 static struct vram_holdings h;
 static struct vram_figures figures[VRAM_FAMILIES];
-static char a_life, another_life;
+/* Only told apart. */
+static char lives[2];
+#define A_LIFE ((struct vram_life *)(void *)&lives[0])
+#define ANOTHER_LIFE ((struct vram_life *)(void *)&lives[1])
 
 static struct vram_key key(enum vram_space space, uint64_t value) { return (struct vram_key){space, value}; }
 
-static void born(enum vram_family family, struct vram_key name, uint64_t bytes, const void *life)
+static void born(enum vram_family family, struct vram_key name, uint64_t bytes, struct vram_life *life)
 {
     struct vram_holding what = {.family = family, .figures = &figures[family], .bytes = bytes, .life = life};
     cr_assert(vram_holding_born(&h, name, &what));
@@ -147,12 +150,12 @@ Test(holding, a_pin_keeps_it_while_the_driver_maps)
 
 Test(holding, ends_with_its_context_and_not_with_another)
 {
-    born(VRAM_MANAGED, key(VRAM_AT_ADDRESS, 0x1000), 300, &a_life);
-    born(VRAM_MANAGED, key(VRAM_AT_ADDRESS, 0x2000), 500, &another_life);
+    born(VRAM_MANAGED, key(VRAM_AT_ADDRESS, 0x1000), 300, A_LIFE);
+    born(VRAM_MANAGED, key(VRAM_AT_ADDRESS, 0x2000), 500, ANOTHER_LIFE);
     born(VRAM_ASYNC, key(VRAM_AT_ADDRESS, 0x3000), 700, NULL);
     struct vram_leaving leaving = vram_holding_leave(&h, key(VRAM_AT_ADDRESS, 0x1000));
-    born(VRAM_ARRAY, key(VRAM_BY_ARRAY, 0x1000), 11, &a_life);
-    vram_holding_end_life(&h, &a_life);
+    born(VRAM_ARRAY, key(VRAM_BY_ARRAY, 0x1000), 11, A_LIFE);
+    vram_holding_end_life(&h, A_LIFE);
     are(VRAM_MANAGED, 2, 800); /* one of them is at the driver just now */
     cr_assert(vram_holding_left(&h, &leaving, false));
     are(VRAM_MANAGED, 1, 500);
@@ -160,7 +163,7 @@ Test(holding, ends_with_its_context_and_not_with_another)
     are(VRAM_ASYNC, 1, 700);
     cr_assert_eq(figures[VRAM_ARRAY].ended_count, 1);
     cr_assert_eq(figures[VRAM_ARRAY].ended_bytes, 11);
-    vram_holding_end_life(&h, &a_life);
+    vram_holding_end_life(&h, A_LIFE);
     are(VRAM_MANAGED, 1, 500);
 }
 
@@ -202,14 +205,14 @@ Test(holding, at_random)
             count += !held[i];
             bytes += size - held[i];
             held[i] = size;
-            born(VRAM_ASYNC, name, size, i % 2 ? &a_life : NULL);
+            born(VRAM_ASYNC, name, size, i % 2 ? A_LIFE : NULL);
         } else if (rand() % 1000 == 0) {
             for (unsigned odd = 1; odd < NAMES; odd += 2) {
                 count -= held[odd] > 0;
                 bytes -= held[odd];
                 held[odd] = 0;
             }
-            vram_holding_end_life(&h, &a_life);
+            vram_holding_end_life(&h, A_LIFE);
         } else {
             bool refused = rand() % 4 == 0;
             cr_assert_eq(freed(name, refused), held[i] && !refused);
