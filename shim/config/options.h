@@ -27,6 +27,7 @@ struct vram_options {
     bool cache;
     uint64_t cache_max; /* bytes; UINT64_MAX: no limit */
     uint64_t host_cache; /* bytes; 0: none is kept */
+    uint64_t virtual_cache; /* the same, on each device */
     uint32_t waste;     /* hundredths of a percent */
     enum vram_free_mode free_mode;
     int signal; /* 0: none */

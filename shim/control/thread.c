@@ -24,6 +24,7 @@
 #include "heap/pools.h"
 #include "heap/reclaim.h"
 #include "heap/view.h"
+#include "heap/virtual.h"
 
 enum {
     LAST_CALL_MS = 200,
@@ -125,7 +126,7 @@ static void tell_view(void)
 
 /* What a flush gave back beside blocks, in bytes. */
 struct beside {
-    uint64_t pools, host;
+    uint64_t pools, host, virtual_memory;
 };
 
 static void tell(const struct vram_reclaimed *done, const struct beside *beside, uint64_t ns,
@@ -136,7 +137,8 @@ static void tell(const struct vram_reclaimed *done, const struct beside *beside,
     begin_line(&t);
     if (drained)
         tell_drained(&t, drained);
-    if (done->blocks == 0 && done->kept_blocks == 0 && beside->pools == 0 && beside->host == 0) {
+    if (done->blocks == 0 && done->kept_blocks == 0 && beside->pools == 0 && beside->host == 0 &&
+        beside->virtual_memory == 0) {
         vram_text_add(&t, "nothing was kept, so there is nothing to give back");
     } else {
         vram_text_add(&t, "gave ");
@@ -145,6 +147,11 @@ static void tell(const struct vram_reclaimed *done, const struct beside *beside,
             vram_text_add(&t, " and ");
             vram_text_bytes(&t, beside->pools);
             vram_text_add(&t, " of the driver's own pools");
+        }
+        if (beside->virtual_memory) {
+            vram_text_add(&t, " and ");
+            vram_text_bytes(&t, beside->virtual_memory);
+            vram_text_add(&t, " of virtual memory");
         }
         if (beside->host) {
             vram_text_add(&t, " and ");
@@ -192,6 +199,7 @@ static void flush(const struct vram_drained *drained, bool draining)
         total.refused = now.refused;
         beside.pools += vram_pools_trim(VRAM_EVERY_DEVICE);
         beside.host += vram_host_trim(NULL);
+        beside.virtual_memory += vram_virtual_trim(VRAM_EVERY_DEVICE);
         if (!now.capture || vram_heap_is_exiting())
             break;
         await_captures();

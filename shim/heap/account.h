@@ -26,6 +26,7 @@ struct vram_account {
     uint64_t cached_bytes, cached_blocks, peak_cached_bytes;
     uint64_t held_pages;    /* of 2 MiB, behind all blocks */
     uint64_t cached_pages;  /* of them, those that natively would be free */
+    uint64_t virtual_kept;  /* bytes of virtual memory that natively would be free, see heap/virtual.h */
     uint64_t returning_blocks, returning_pages; /* have left the cache for the driver, which may not have them yet */
     uint64_t returned;                          /* that arrived there, or were refused */
     uint64_t wasted_bytes;  /* footprint of live blocks beyond what fresh ones would take */

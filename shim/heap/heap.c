@@ -20,6 +20,7 @@
 #include "heap/life.h"
 #include "heap/reclaim.h"
 #include "heap/view.h"
+#include "heap/virtual.h"
 
 static bool exiting; /* accessed atomically */
 static bool used;    /* accessed atomically */
@@ -484,7 +485,7 @@ CUresult vram_heap_info(size_t *free, size_t *total)
         struct vram_traffic after = vram_traffic(device);
         moved = before.departed != after.departed || before.arrived != after.arrived;
         if (r == CUDA_SUCCESS)
-            *free += (books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT;
+            *free += ((books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT) + books->virtual_kept;
         vram_unlock(VRAM_RANK_HEAP);
     }
     vram_reclaim_release();
@@ -522,7 +523,7 @@ enum vram_view vram_heap_view(CUdeviceptr address, CUdeviceptr *ret_base, size_t
             *ret_base = base;
             *ret_size = b->size;
         }
-        if (!b && vram_host_is_kept(base)) {
+        if (!b && (vram_host_is_kept(base) || (vram_virtual_on() && vram_virtual_is_spare(address)))) {
             view = VRAM_VIEW_NOTHING;
             *ret_base = base;
             *ret_size = 0;
@@ -542,9 +543,11 @@ bool vram_heap_host_is_kept(const void *p)
            vram_heap_view((uintptr_t)p, &base, &size) == VRAM_VIEW_NOTHING;
 }
 
-/* Of pinned host memory, if that is what it is. */
-static void host_identity_left(CUdeviceptr address)
+/* Of pinned host memory or of virtual memory, if that is what it is. */
+static void other_identity_left(CUdeviceptr address)
 {
+    if (vram_virtual_on())
+        vram_virtual_shared_at(address);
     if (!vram_options->host_cache)
         return;
     CUdeviceptr base = base_of(address);
@@ -560,7 +563,7 @@ void vram_heap_identity_left(CUdeviceptr address)
     CUdeviceptr base;
     size_t size;
     if (vram_heap_view(address, &base, &size) != VRAM_VIEW_LIVE) {
-        host_identity_left(address);
+        other_identity_left(address);
         return;
     }
     vram_lock(VRAM_RANK_HEAP);
@@ -615,10 +618,12 @@ bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
     for (unsigned i = 0; i < VRAM_DOUBLE_FREES_MAX; i++)
         ret_summary->double_frees[i] = vram_heap.double_frees[i];
     ret_summary->double_frees_kept = vram_heap.double_frees_kept;
-    ret_summary->host_bytes = vram_heap.host.bytes;
-    ret_summary->host_count = vram_heap.host.count;
-    ret_summary->host_hits = vram_heap.host.hits;
-    ret_summary->host_asked = vram_heap.host.asked;
+    const struct vram_host_cache *host = &vram_heap.host;
+    const struct vram_virtual *virtual_memory = &vram_heap.virtual_memory;
+    ret_summary->host = (struct vram_kept){host->bytes, host->hits, host->asked};
+    ret_summary->virtual_memory = (struct vram_kept){0, virtual_memory->hits, virtual_memory->asked};
+    for (int d = 0; d < VRAM_DEVICES_MAX; d++)
+        ret_summary->virtual_memory.bytes += vram_heap.devices[d].virtual_kept;
     if (locked)
         vram_unlock(VRAM_RANK_HEAP);
     return locked;

@@ -75,7 +75,9 @@ struct vram_heap_summary {
     struct vram_account devices[VRAM_DEVICES_MAX];
     struct vram_double_free double_frees[VRAM_DOUBLE_FREES_MAX];
     unsigned double_frees_kept;
-    uint64_t host_bytes, host_count, host_hits, host_asked; /* pinned host memory that is kept, see heap/host.h */
+    struct vram_kept {
+        uint64_t bytes, hits, asked;
+    } host, virtual_memory; /* what is kept of them, see heap/host.h and heap/virtual.h */
 };
 bool vram_heap_summarise(struct vram_heap_summary *ret_summary);
 

@@ -17,6 +17,7 @@
 #include "heap/fence.h"
 #include "heap/host.h"
 #include "heap/pools.h"
+#include "heap/virtual.h"
 #include "ledger/block.h"
 #include "ledger/holding.h"
 #include "ledger/ledger.h"
@@ -51,6 +52,7 @@ struct vram_heap {
     struct vram_holdings holdings;
     struct vram_pool *pools; /* made by the program, by handle */
     struct vram_host_cache host;
+    struct vram_virtual virtual_memory;
     CUcontext primaries[VRAM_DEVICES_MAX]; /* handles that cuDevicePrimaryCtxRetain gave */
     uint64_t walks;              /* to give blocks back, since the start */
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */

@@ -15,6 +15,7 @@
 #include "heap/fence.h"
 #include "heap/heap.h"
 #include "heap/life.h"
+#include "heap/virtual.h"
 
 enum { HOLD_NS = 20000000, RESCUE_NS = 1000000000 };
 
@@ -231,7 +232,7 @@ static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
     const struct vram_life *life = vram_life_find(ctx);
     const struct vram_account *books = vram_books(ladder->device);
     /* Each small block may be the last of its chunk. */
-    uint64_t cached = books->cached_bytes + (books->cached_blocks << VRAM_PAGE_SHIFT);
+    uint64_t cached = books->cached_bytes + (books->cached_blocks << VRAM_PAGE_SHIFT) + books->virtual_kept;
     bool here = life && life->device == ladder->device; /* else the driver would answer for another device */
     vram_unlock(VRAM_RANK_HEAP);
     if (!cached || !here)
@@ -258,7 +259,7 @@ struct vram_ladder vram_ladder(size_t size, int device)
 
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
 {
-    enum { ENOUGH, ALL, POOLS, TOP };
+    enum { ENOUGH, ALL, VIRTUAL, POOLS, TOP };
     uint64_t before = ladder->given_back.blocks;
     if (ladder->step == ENOUGH && ladder->device == VRAM_EVERY_DEVICE) {
         vram_lock(VRAM_RANK_HEAP);
@@ -272,13 +273,17 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
     if (ladder->step == ENOUGH && !may_help(ladder, ctx))
         ladder->step = POOLS;
     /* A device's worth of steps: enough by the page count, then all, because small blocks may share pages. */
-    while (ladder->step < POOLS && ladder->given_back.blocks == before) {
+    while (ladder->step < VIRTUAL && ladder->given_back.blocks == before) {
         vram_fence_settle_device(ladder->device);
         reclaim(ladder->device, ladder->step++ == ENOUGH ? vram_footprint(ladder->size) : UINT64_MAX, UINT64_MAX,
                 &ladder->given_back);
     }
     uint64_t trimmed = 0;
-    if (ladder->step == POOLS && ladder->given_back.blocks == before) {
+    if (ladder->step == VIRTUAL && ladder->given_back.blocks == before) {
+        ladder->virtual_memory += trimmed = vram_virtual_trim(ladder->device);
+        ladder->step = POOLS;
+    }
+    if (ladder->step == POOLS && !trimmed && ladder->given_back.blocks == before) {
         trimmed = vram_pools_trim(ladder->device);
         ladder->trimmed += trimmed;
         ladder->step = TOP;
@@ -313,7 +318,7 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
     vram_unlock(VRAM_RANK_HEAP);
 
     /* Nothing was cached: this is the program's own affair, and its own message will say so. */
-    if (given->blocks == 0 && !ladder->trimmed)
+    if (given->blocks == 0 && !ladder->trimmed && !ladder->virtual_memory)
         return;
     unsigned n = atomic_fetch_add(&told, 1) + 1;
     if (!worth_telling(n))
@@ -324,6 +329,11 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
     vram_text_count(&t, given->blocks, "kept block");
     vram_text_add(&t, " (");
     vram_text_bytes(&t, given->bytes);
+    if (ladder->virtual_memory) {
+        vram_text_add(&t, ") and ");
+        vram_text_bytes(&t, ladder->virtual_memory);
+        vram_text_add(&t, " of virtual memory (unmapped");
+    }
     if (ladder->trimmed) {
         vram_text_add(&t, ") and ");
         vram_text_bytes(&t, ladder->trimmed);

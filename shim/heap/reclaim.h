@@ -50,7 +50,7 @@ struct vram_ladder {
     unsigned step, arrivals; /* arrivals: at the driver, as of the last attempt */
     int device;
     struct vram_reclaimed given_back;
-    uint64_t trimmed; /* bytes, from pools */
+    uint64_t virtual_memory, trimmed; /* bytes, from kept mappings and from pools */
 };
 struct vram_ladder vram_ladder(size_t size, int device); /* VRAM_EVERY_DEVICE: the device of the context of the climb */
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx);

@@ -28,7 +28,8 @@ static void name_all(int device, struct vram_device_view *v)
     vram_lock(VRAM_RANK_HEAP);
     const struct vram_account *books = vram_books(device);
     part(v, "in blocks", (books->held_pages - books->cached_pages) << VRAM_PAGE_SHIFT);
-    part(v, "kept by the shim", (books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT);
+    part(v, "kept by the shim",
+         ((books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT) + books->virtual_kept);
     part(v, "stream-ordered", books->figures[VRAM_ASYNC].bytes);
     part(v, "virtual", books->figures[VRAM_VIRTUAL].bytes);
     part(v, "in arrays", books->figures[VRAM_ARRAY].bytes);

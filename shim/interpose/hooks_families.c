@@ -10,6 +10,7 @@
 #include "heap/host.h"
 #include "heap/life.h"
 #include "heap/pools.h"
+#include "heap/virtual.h"
 #include "interpose/hooks.h"
 
 static struct vram_key key(enum vram_space space, uint64_t value)
@@ -94,37 +95,98 @@ CUresult hook_cuMemPoolDestroy(uintptr_t caller, CUmemoryPool pool)
     return r;
 }
 
-/* Physical memory and its mappings. */
+/*
+ * Physical memory and its mappings. Where virtual memory is kept (heap/virtual.h), many of these calls find done
+ * already what they are to do; the books of the families see the same either way.
+ */
 CUresult hook_cuMemCreate(uintptr_t caller, CUmemGenericAllocationHandle *handle, size_t size,
                           const CUmemAllocationProp *prop, unsigned long long flags)
 {
     bool on_device = prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     int device = on_device ? prop->location.id : VRAM_DEVICE_OF_CONTEXT;
-    CUresult r = VRAM_RESCUED(size, device, VRAM_DRV(cuMemCreate)(handle, size, prop, flags));
+    CUresult r = CUDA_SUCCESS;
+    if (!vram_virtual_on() || !vram_virtual_create(handle, size, prop, flags)) {
+        r = VRAM_RESCUED(size, device, VRAM_DRV(cuMemCreate)(handle, size, prop, flags));
+        if (r == CUDA_SUCCESS && vram_virtual_on())
+            vram_virtual_created(*handle, size, prop, flags);
+    }
     return born(r, on_device ? VRAM_VIRTUAL : VRAM_HOST, device, key(VRAM_BY_HANDLE, r ? 0 : *handle), size, caller);
+}
+
+static CUresult release_handle(CUmemGenericAllocationHandle handle)
+{
+    CUresult r;
+    if (vram_virtual_on() && vram_virtual_release(handle, &r))
+        return r;
+    return VRAM_DRV(cuMemRelease)(handle);
 }
 
 CUresult hook_cuMemRelease(uintptr_t caller, CUmemGenericAllocationHandle handle)
 {
     (void)caller;
-    return GIVEN_UP(key(VRAM_BY_HANDLE, handle), VRAM_DRV(cuMemRelease)(handle));
+    return GIVEN_UP(key(VRAM_BY_HANDLE, handle), release_handle(handle));
+}
+
+CUresult hook_cuMemAddressReserve(uintptr_t caller, CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                  unsigned long long flags)
+{
+    (void)caller;
+    if (vram_virtual_on() && !addr && !flags && vram_virtual_reserve(ptr, size, alignment))
+        return CUDA_SUCCESS;
+    CUresult r = VRAM_DRV(cuMemAddressReserve)(ptr, size, alignment, addr, flags);
+    if (r == CUDA_SUCCESS && vram_virtual_on())
+        vram_virtual_reserved(*ptr, size);
+    return r;
+}
+
+CUresult hook_cuMemAddressFree(uintptr_t caller, CUdeviceptr ptr, size_t size)
+{
+    CUresult r;
+    (void)caller;
+    if (vram_virtual_on() && vram_virtual_free(ptr, size, &r))
+        return r;
+    r = VRAM_DRV(cuMemAddressFree)(ptr, size);
+    if (r != CUDA_SUCCESS && vram_virtual_on())
+        vram_virtual_not_freed(ptr, size);
+    return r;
 }
 
 CUresult hook_cuMemMap(uintptr_t caller, CUdeviceptr ptr, size_t size, size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     (void)caller;
+    CUresult r = CUDA_SUCCESS;
     struct vram_holding *holding = vram_family_map_begin(handle);
-    CUresult r = VRAM_DRV(cuMemMap)(ptr, size, offset, handle, flags);
+    if (!vram_virtual_on() || !vram_virtual_map(ptr, size, offset, handle, flags)) {
+        r = VRAM_DRV(cuMemMap)(ptr, size, offset, handle, flags);
+        if (r == CUDA_SUCCESS && vram_virtual_on())
+            vram_virtual_mapped(ptr, size, offset, handle);
+    }
     vram_family_map_end(holding, ptr, size, r);
+    return r;
+}
+
+CUresult hook_cuMemSetAccess(uintptr_t caller, CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    (void)caller;
+    if (vram_virtual_on() && vram_virtual_access(ptr, size, desc, count))
+        return CUDA_SUCCESS;
+    CUresult r = VRAM_DRV(cuMemSetAccess)(ptr, size, desc, count);
+    if (r == CUDA_SUCCESS && vram_virtual_on())
+        vram_virtual_accessed(ptr, size, desc, count);
     return r;
 }
 
 CUresult hook_cuMemUnmap(uintptr_t caller, CUdeviceptr ptr, size_t size)
 {
     (void)caller;
+    CUresult r = CUDA_SUCCESS;
     struct vram_name *chain = vram_family_unmap_begin(ptr, size);
-    CUresult r = VRAM_DRV(cuMemUnmap)(ptr, size);
+    if (!vram_virtual_on() || !vram_virtual_unmap(ptr, size)) {
+        r = VRAM_DRV(cuMemUnmap)(ptr, size);
+        if (r == CUDA_SUCCESS && vram_virtual_on())
+            vram_virtual_unmapped(ptr, size);
+    }
     vram_family_unmap_end(chain, r);
     return r;
 }
@@ -132,10 +194,40 @@ CUresult hook_cuMemUnmap(uintptr_t caller, CUdeviceptr ptr, size_t size)
 CUresult hook_cuMemRetainAllocationHandle(uintptr_t caller, CUmemGenericAllocationHandle *handle, void *addr)
 {
     (void)caller;
-    CUresult r = VRAM_DRV(cuMemRetainAllocationHandle)(handle, addr);
-    if (r == CUDA_SUCCESS)
+    CUdeviceptr base;
+    size_t size;
+    bool spare = vram_virtual_on() && vram_heap_view((uintptr_t)addr, &base, &size) == VRAM_VIEW_NOTHING;
+    CUresult r = VRAM_DRV(cuMemRetainAllocationHandle)(handle, spare ? (void *)(uintptr_t)VRAM_NEVER_ALLOCATED : addr);
+    if (r == CUDA_SUCCESS) {
         vram_family_retained(*handle, (uintptr_t)addr);
+        if (vram_virtual_on())
+            vram_virtual_shared_at((uintptr_t)addr);
+    }
     return r;
+}
+
+/* Before the call: from its success on somebody else knows the memory, and by then it must not be kept. */
+static void handle_leaves(CUmemGenericAllocationHandle handle)
+{
+    if (vram_virtual_on())
+        vram_virtual_shared(handle);
+}
+
+CUresult hook_cuMemExportToShareableHandle(uintptr_t caller, void *shareable, CUmemGenericAllocationHandle handle,
+                                           CUmemAllocationHandleType type, unsigned long long flags)
+{
+    (void)caller;
+    handle_leaves(handle);
+    return VRAM_DRV(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+}
+
+CUresult hook_cuMulticastBindMem(uintptr_t caller, CUmemGenericAllocationHandle multicast, size_t multicast_offset,
+                                 CUmemGenericAllocationHandle handle, size_t offset, size_t size,
+                                 unsigned long long flags)
+{
+    (void)caller;
+    handle_leaves(handle);
+    return VRAM_DRV(cuMulticastBindMem)(multicast, multicast_offset, handle, offset, size, flags);
 }
 
 CUresult hook_cuMemImportFromShareableHandle(uintptr_t caller, CUmemGenericAllocationHandle *handle, void *os_handle,

@@ -155,14 +155,14 @@ static void double_frees(struct vram_text *t, uint64_t count)
     }
 }
 
-static void host(struct vram_text *t)
+/* The caches of other families, where one is in use. */
+static void kept(struct vram_text *t, const char *of, const struct vram_kept *k)
 {
-    if (!summary.host_asked && !summary.host_count)
+    if (!k->asked)
         return;
-    vram_text_add(t, "  pinned host memory\n");
-    line_amount(t, "kept at exit", summary.host_count, summary.host_bytes);
-    vram_text_add(t, "    %-24s%llu of %llu allocations\n", "served from the cache", ull(summary.host_hits),
-                  ull(summary.host_asked));
+    vram_text_add(t, "  %s\n    %-24s", of, "kept at exit");
+    vram_text_bytes(t, k->bytes);
+    vram_text_add(t, "\n    %-24s%llu of %llu allocations\n", "served from the cache", ull(k->hits), ull(k->asked));
 }
 
 static void compose(struct vram_text *t, bool exact)
@@ -195,7 +195,8 @@ static void compose(struct vram_text *t, bool exact)
         if (a->allocs)
             cache(t, a);
     }
-    host(t);
+    kept(t, "pinned host memory", &summary.host);
+    kept(t, "virtual memory", &summary.virtual_memory);
     double_frees(t, doubles);
 }
 
