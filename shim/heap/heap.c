@@ -485,7 +485,9 @@ CUresult vram_heap_info(size_t *free, size_t *total)
         struct vram_traffic after = vram_traffic(device);
         moved = before.departed != after.departed || before.arrived != after.arrived;
         if (r == CUDA_SUCCESS)
-            *free += ((books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT) + books->virtual_kept;
+            *free += (books->cached_pages + books->returning_pages) << VRAM_PAGE_SHIFT;
+        if (r == CUDA_SUCCESS)
+            *free += books->virtual_kept;
         vram_unlock(VRAM_RANK_HEAP);
     }
     vram_reclaim_release();
