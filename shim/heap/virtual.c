@@ -342,9 +342,10 @@ void vram_virtual_reserved(CUdeviceptr ptr, size_t size)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
-bool vram_virtual_free(CUdeviceptr ptr, size_t size, CUresult *ret_result)
+bool vram_virtual_free(CUdeviceptr ptr, size_t size, CUresult *ret_result, bool *ret_taken_out)
 {
     bool answered = true;
+    *ret_taken_out = false;
     *ret_result = CUDA_SUCCESS;
     vram_lock(VRAM_RANK_HEAP);
     await_undoing();
@@ -358,6 +359,7 @@ bool vram_virtual_free(CUdeviceptr ptr, size_t size, CUresult *ret_result)
         clear(ptr, size);
         r = find_at(ptr);
         if (r && r->size == size && !r->behind) {
+            *ret_taken_out = true;
             HASH_DELETE(hh, all()->reservations, r);
             vram_meta_free(r, sizeof(*r));
         }
@@ -372,7 +374,7 @@ void vram_virtual_not_freed(CUdeviceptr ptr, size_t size)
     vram_lock(VRAM_RANK_HEAP);
     struct vram_reservation *r = find_at(ptr);
     if (r)
-        r->odd = true; /* something is in it */
+        r->odd = true; /* something is in it that we do not know of */
     vram_unlock(VRAM_RANK_HEAP);
 }
 

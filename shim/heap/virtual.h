@@ -95,7 +95,8 @@ bool vram_virtual_release(CUmemGenericAllocationHandle handle, CUresult *ret_res
 bool vram_virtual_reserve(CUdeviceptr *ret_ptr, size_t size, size_t alignment);
 void vram_virtual_reserved(CUdeviceptr ptr, size_t size);
 
-bool vram_virtual_free(CUdeviceptr ptr, size_t size, CUresult *ret_result);
+/* *ret_taken_out: the reservation is not known any more; not_freed puts it back where the driver refuses. */
+bool vram_virtual_free(CUdeviceptr ptr, size_t size, CUresult *ret_result, bool *ret_taken_out);
 void vram_virtual_not_freed(CUdeviceptr ptr, size_t size);
 
 bool vram_virtual_map(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,

@@ -142,11 +142,12 @@ CUresult hook_cuMemAddressReserve(uintptr_t caller, CUdeviceptr *ptr, size_t siz
 CUresult hook_cuMemAddressFree(uintptr_t caller, CUdeviceptr ptr, size_t size)
 {
     CUresult r;
+    bool taken_out = false;
     (void)caller;
-    if (vram_virtual_on() && vram_virtual_free(ptr, size, &r))
+    if (vram_virtual_on() && vram_virtual_free(ptr, size, &r, &taken_out))
         return r;
     r = VRAM_DRV(cuMemAddressFree)(ptr, size);
-    if (r != CUDA_SUCCESS && vram_virtual_on())
+    if (r != CUDA_SUCCESS && taken_out)
         vram_virtual_not_freed(ptr, size);
     return r;
 }
