@@ -582,12 +582,22 @@ static void *be_the_last(void *main_thread)
     return NULL;
 }
 
+/* Of what is left of a process then, every thread may have every signal masked: but for one. */
+static void die_in_seconds(int seconds)
+{
+    timer_t timer;
+    struct sigevent end = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    CHECK(timer_create(CLOCK_MONOTONIC, &end, &timer) == 0);
+    CHECK(timer_settime(timer, 0, &(struct itimerspec){.it_value = {seconds, 0}}, NULL) == 0);
+}
+
 static void say_the_end(void) { fputs("its exit functions ran\n", stderr); }
 
 LAW_CHILD(ends_with_its_last_thread)
 {
     static pthread_t self, thread;
     self = pthread_self();
+    die_in_seconds(10);
     atexit(say_the_end);
     context = law_context();
     allocate(3 * MIB);
