@@ -48,7 +48,7 @@ LAW_CASE_SIM_ONCE(idle_when_it_is_handed_out)
 {
     CUstream stream, of_another;
     CUcontext first = law_context(), other;
-    CUfunction fill = kernel("fill");
+    CUfunction fill = kernel("vram_fill");
     OK(cu.cuStreamCreate(&stream, 1));
     for (int round = 0; round < 20; round++) {
         void *p = pin(64 * KIB, 0);
@@ -60,7 +60,7 @@ LAW_CASE_SIM_ONCE(idle_when_it_is_handed_out)
     }
     /* A context that has allocated nothing. */
     OK(cu.cuCtxCreate_v2(&other, 0, 0));
-    CUfunction of_other = kernel("fill");
+    CUfunction of_other = kernel("vram_fill");
     OK(cu.cuStreamCreate(&of_another, 1));
     OK(cu.cuCtxSetCurrent(first));
     void *p = pin(64 * KIB, 1);
@@ -96,17 +96,31 @@ LAW_CASE_SIM_ONCE(nothing_is_there_to_ask_about)
     OK(cuMemFreeHost(q));
 }
 
+LAW_CASE_SIM_ONCE(of_the_flags_that_were_asked_for)
+{
+    enum { WRITE_COMBINED = 4 };
+    unsigned flags;
+    law_context();
+    for (int i = 0; i < 4; i++) {
+        void *p = pin(MIB, i % 2 ? WRITE_COMBINED : 0);
+        OK(cuMemHostGetFlags(&flags, p));
+        CHECK_EQ(flags & WRITE_COMBINED, i % 2 ? WRITE_COMBINED : 0);
+        OK(cuMemFreeHost(p));
+    }
+}
+
 LAW_CASE_SIM_ONCE(ends_with_its_context_or_before)
 {
     CUcontext ctx;
     law_context();
     for (int i = 0; i < 3; i++) {
         OK(cu.cuCtxCreate_v2(&ctx, 0, 0));
-        OK(cuMemFreeHost(pin(MIB, 0)));
         void *p = pin(MIB, 0);
+        OK(cuMemFreeHost(pin(MIB, 0)));
         memset(p, 1, MIB);
         OK(cu.cuCtxDestroy_v2(ctx));
         CHECK(cuMemFreeHost(p) != CUDA_SUCCESS);
+        CHECK_EQ(driver_calls("cuMemFreeHost"), 2 * (i + 1)); /* what was kept, by then, and the refused one */
     }
     CHECK_EQ(SIM(sim_hazards)(), 0);
 }
