@@ -35,26 +35,31 @@ static void enter(enum vram_family family, int device, struct vram_key key, uint
     struct vram_life *life = ctx ? vram_life_of_current(ctx) : NULL;
     if (device == VRAM_DEVICE_OF_CONTEXT)
         device = life ? life->device : -1;
-    struct vram_account *books = vram_books(device);
-    struct vram_holding what = {
-        .family = family,
-        .figures = &books->figures[family],
-        .bytes = bytes,
-        .kind = kind,
-        .born = site,
-        .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
-    };
-    bool noted = opened_before(family, key) || vram_holding_born(&vram_heap.holdings, key, &what);
-    books->used |= noted;
+    bool noted = false;
+    if (device >= 0) { /* else what becomes of it with its context would not be seen either */
+        struct vram_account *books = vram_books(device);
+        struct vram_holding what = {
+            .family = family,
+            .figures = &books->figures[family],
+            .bytes = bytes,
+            .kind = kind,
+            .born = site,
+            .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
+        };
+        noted = opened_before(family, key) || vram_holding_born(&vram_heap.holdings, key, &what);
+        books->used |= noted;
+    }
     vram_unlock(VRAM_RANK_HEAP);
     if (!noted) {
         static atomic_bool told;
+        const char *lacking = device >= 0 ? "no host memory" : "nothing is known of its context";
         if (!atomic_exchange(&told, true))
-            vram_say("cannot account for %s memory (no host memory); it works, but is not reported",
-                     vram_family_traits[family].words);
+            vram_say("cannot account for %s memory (%s); it works, but is not reported",
+                     vram_family_traits[family].words, lacking);
     }
     vram_heap_use();
-    vram_view_first(device);
+    if (device >= 0)
+        vram_view_first(device);
 }
 
 void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller)

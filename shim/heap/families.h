@@ -17,7 +17,7 @@ enum { VRAM_DEVICE_OF_CONTEXT = -1 };
 
 /* The driver gave `bytes` of the family under this name, on the current context's device or the one named. A name that
  * an opened handle has already (the driver opens it once) becomes one reference more. Nothing is noted without host
- * memory. */
+ * memory, or without knowing the device. */
 void vram_family_born(enum vram_family family, int device, struct vram_key key, uint64_t bytes, uintptr_t caller);
 
 /* The same of pinned host memory of the current context; `kind`: its flags, see heap/host.h. */

@@ -116,14 +116,19 @@ static unsigned long allocs, frees, ended;
 static bool only_kernels; /* write to blocks */
 
 /* What lay across these bytes is gone: the driver would not have given them otherwise. */
-static void note_given(CUdeviceptr p, size_t size)
+static void forget_given(CUdeviceptr p, size_t size)
 {
     unsigned n = 0;
     for (unsigned i = 0; i < given_count; i++)
         if (given[i].p >= p + size || given[i].p + given[i].size <= p)
             given[n++] = given[i];
-    given[n] = (struct given){p, size};
-    given_count = n + 1;
+    given_count = n;
+}
+
+static void note_given(CUdeviceptr p, size_t size)
+{
+    forget_given(p, size);
+    given[given_count++] = (struct given){p, size};
 }
 
 static struct block *find_block(CUdeviceptr p)
@@ -214,8 +219,12 @@ static void release_surely(CUdeviceptr p)
         release(p);
 }
 
+static void families_end(CUcontext ctx);
+static void tell_families(void);
+
 static void context_ended(CUcontext ctx)
 {
+    families_end(ctx);
     for (int i = 0; i < BLOCKS; i++) {
         if (blocks[i].p && blocks[i].ctx == ctx) {
             ended++;
@@ -251,10 +260,11 @@ static void expect_current(CUcontext expected)
 
 static void tell(void)
 {
-    unsigned held = 0;
+    unsigned held_blocks = 0;
     for (unsigned i = 0; i < given_count; i++)
-        held += sim_is_allocated(given[i].p) != 0;
-    printf("# allocs %lu\n# frees %lu\n# ended %lu\n# held %u\n", allocs, frees, ended, held);
+        held_blocks += sim_is_allocated(given[i].p) != 0;
+    printf("# allocs %lu\n# frees %lu\n# ended %lu\n# held %u\n", allocs, frees, ended, held_blocks);
+    tell_families();
     for (unsigned i = 0; i < sim_hazards(); i++)
         printf("hazard: %s\n", sim_hazard_text(i));
 }
@@ -822,6 +832,8 @@ static void scenario_threads(void)
     wait_for_flush();
 }
 
+#include "families.h"
+
 /* One failure is not the end: blocks are kept and given back as before. */
 static void tell_recovery(void)
 {
@@ -865,17 +877,22 @@ static const struct {
     {"full", scenario_full},       {"contexts", scenario_contexts},   {"peers", scenario_peers},
     {"capture", scenario_capture}, {"questions", scenario_questions}, {"lookup", scenario_lookup},
     {"work", scenario_work},       {"many", scenario_many},           {"child", scenario_child},
-    {"threads", scenario_threads}, {"nothing", scenario_nothing},
+    {"threads", scenario_threads}, {"nothing", scenario_nothing},     {"families", scenario_families},
+    {"pools", scenario_pools},     {"scarce", scenario_scarce},
 };
 
 int main(int argc, char **argv)
 {
     alarm(WATCHDOG_SECONDS);
     signal(SIGUSR1, count);
+    if (argc == 2 && strcmp(argv[1], "donor") == 0) {
+        donate();
+        return 0;
+    }
     for (size_t i = 0; argc == 2 && i < sizeof(scenarios) / sizeof(*scenarios); i++) {
         if (strcmp(argv[1], scenarios[i].name) != 0)
             continue;
-        if (strcmp(argv[1], "child") != 0 && strcmp(argv[1], "nothing") != 0)
+        if (strcmp(argv[1], "child") != 0 && strcmp(argv[1], "nothing") != 0 && strcmp(argv[1], "families") != 0)
             MUST(cuInit(0));
         scenarios[i].run();
         tell_recovery();

@@ -391,7 +391,7 @@ void sim_memory_release(struct sim_block *b)
         drop_pages(b->arena, b->map_address, b->map_size);
         if (b->kind != MEMORY_GRAPH)
             give(b->device, b->pool, b->map_size);
-    } else if (b->kind == MEMORY_HOST || b->kind == MEMORY_EXTERNAL) {
+    } else if (b->kind == MEMORY_HOST || b->kind == MEMORY_EXTERNAL || b->kind == MEMORY_IPC) {
         munmap((void *)(uintptr_t)b->map_address, b->map_size);
     }
     free(b);

@@ -21,7 +21,8 @@ enum sim_memory_kind {
     MEMORY_HOST,
     MEMORY_REGISTERED,
     MEMORY_MAPPED,
-    MEMORY_ARRAY
+    MEMORY_ARRAY,
+    MEMORY_IPC /* another process's, opened here */
 };
 
 struct sim_block {
@@ -41,6 +42,8 @@ struct sim_block {
     CUmemoryPool pool;              /* of MEMORY_POOL */
     struct vmm_handle *handle;      /* of MEMORY_MAPPED */
     struct sim_graph_memory *graph; /* of MEMORY_GRAPH */
+    unsigned int opened;            /* MEMORY_IPC: how often */
+    uint64_t owner[3];              /* of MEMORY_IPC: process, address and number there */
     struct sim_block *prev, *next;  /* in ctx->blocks */
 };
 

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 CUresult do_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
@@ -178,25 +179,56 @@ CUresult do_cuPointerSetAttribute(const void *value, CUpointer_attribute attribu
     return CUDA_SUCCESS;
 }
 
+/* What a handle says. The buffer's number makes it differ after a free and a new allocation at the address. */
+struct ipc {
+    uint64_t magic, owner[3]; /* process, address, number */
+    uint64_t size;
+};
+#define IPC_MAGIC 0x76726d7368696d75
+
 CUresult do_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
     struct sim_block *b = sim_memory_find(dptr);
     if (!handle || !b || b->kind != MEMORY_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    /* The buffer's number makes the handle differ after a free and a new allocation at the address. */
-    uint64_t content[4] = {0x76726d7368696d75, (uint64_t)getpid(), b->address, b->buffer_id};
+    struct ipc content = {IPC_MAGIC, {(uint64_t)getpid(), b->address, b->buffer_id}, b->size};
     memset(handle, 0, sizeof *handle);
-    memcpy(handle->reserved, content, sizeof content);
+    memcpy(handle->reserved, &content, sizeof content);
     return CUDA_SUCCESS;
 }
 
+/* The context's, opened before; a context opens a block once, and closes it as often as it was asked (documented). */
+static struct sim_block *opened(CUcontext ctx, const struct ipc *content)
+{
+    struct sim_block *b = ctx->blocks;
+    while (b && (b->kind != MEMORY_IPC || memcmp(b->owner, content->owner, sizeof b->owner)))
+        b = b->next;
+    return b;
+}
+
+/* The devices of two processes are separate: what is opened has the right size, and bytes of its own. */
 CUresult do_cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags)
 {
-    uint64_t content[4];
-    memcpy(content, handle.reserved, sizeof content);
-    if (!dptr || flags > 1 || content[0] != 0x76726d7368696d75)
+    struct ipc content;
+    CUcontext ctx = sim_context_current();
+    memcpy(&content, handle.reserved, sizeof content);
+    if (!dptr || flags > 1 || content.magic != IPC_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
-    return content[1] == (uint64_t)getpid() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_SUPPORTED;
+    if (content.owner[0] == (uint64_t)getpid())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    struct sim_block *b = opened(ctx, &content);
+    if (!b) {
+        size_t size = (content.size + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
+        void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        b = sim_memory_adopt(ctx, (uint64_t)(uintptr_t)p, content.size, MEMORY_IPC);
+        b->map_size = size;
+        memcpy(b->owner, content.owner, sizeof b->owner);
+    }
+    b->opened++;
+    *dptr = b->address;
+    return CUDA_SUCCESS;
 }
 
 CUresult do_cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags)
@@ -206,8 +238,10 @@ CUresult do_cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigne
 
 CUresult do_cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
-    (void)dptr; /* nothing can be open */
-    return CUDA_ERROR_INVALID_VALUE;
+    struct sim_block *b = sim_memory_find(dptr);
+    if (!b || b->kind != MEMORY_IPC || b->address != dptr)
+        return CUDA_ERROR_INVALID_VALUE;
+    return --b->opened ? CUDA_SUCCESS : sim_memory_retire(b);
 }
 
 CUresult do_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType type,
