@@ -153,6 +153,7 @@ static void pieces(void)
 {
     CUmemGenericAllocationHandle one = piece(PIECE), two = piece(PIECE), again = 0, import = 0;
     void *inside = (void *)(uintptr_t)(place + 100);
+    CUdeviceptr own = 0;
     int fd = -1;
     if (one) {
         bool first = map(VIRTUAL, one, 0), second = map(VIRTUAL, one, 1); /* twice: two names */
@@ -170,16 +171,34 @@ static void pieces(void)
         if (!again || first)
             CALL(cuMemRelease, (CUmemGenericAllocationHandle)0); /* none */
     }
+    if (two && CALL(cuMemAddressReserve, &own, PIECE, 0, 0, 0) == CUDA_SUCCESS) {
+        const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        if (CALL(cuMemMap, own, PIECE, 0, two, 0) == CUDA_SUCCESS) {
+            find_held(VIRTUAL, two)->references++;
+            CALL(cuMemSetAccess, own, PIECE, &access, 1);
+            for (int attempt = 0; attempt < 2; attempt++) {
+                if (CALL(cuMemUnmap, own, PIECE) != CUDA_SUCCESS)
+                    continue;
+                family_gave(VIRTUAL, two);
+                break;
+            }
+        }
+        for (int attempt = 0; attempt < 2; attempt++)
+            if (CALL(cuMemAddressFree, own, PIECE) == CUDA_SUCCESS)
+                break;
+    }
     if (two) {
-        MUST(cuMemExportToShareableHandle(&fd, two, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        if (GOT(IMPORTED, import, 0, cuMemImportFromShareableHandle, &import, (void *)(intptr_t)fd,
+        CALL(cuMemExportToShareableHandle, &fd, two, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (fd >= 0 &&
+            GOT(IMPORTED, import, 0, cuMemImportFromShareableHandle, &import, (void *)(intptr_t)fd,
                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
             bool mapped = map(IMPORTED, import, 2);
             GIVE(IMPORTED, import, cuMemRelease, import);
             if (mapped)
                 unmap(IMPORTED, 2, 1, &import);
         }
-        close(fd);
+        if (fd >= 0)
+            close(fd);
         GIVE(VIRTUAL, two, cuMemRelease, two);
     }
     piece(2 * MIB); /* never released */
@@ -223,9 +242,17 @@ static void host(void)
     void *p[2] = {NULL, NULL};
     GOT(HOST, (uintptr_t)p[0], 3 * MIB, cuMemAllocHost_v2, &p[0], 3 * MIB);
     GOT(HOST, (uintptr_t)p[1], 5000, cuMemHostAlloc, &p[1], 5000, 2);
-    for (int i = 0; i < 2; i++)
-        if (p[i])
-            GIVE(HOST, (uintptr_t)p[i], cuMemFreeHost, p[i]);
+    for (int i = 0; i < 2; i++) {
+        unsigned flags = 0;
+        CUdeviceptr device = 0;
+        if (!p[i])
+            continue;
+        if (CALL(cuMemHostGetFlags, &flags, p[i]) == CUDA_SUCCESS)
+            saw("flags", flags);
+        if (CALL(cuMemHostGetDevicePointer_v2, &device, p[i], 0) == CUDA_SUCCESS)
+            saw("the same", device == (uintptr_t)p[i]);
+        GIVE(HOST, (uintptr_t)p[i], cuMemFreeHost, p[i]);
+    }
     CALL(cuMemFreeHost, own[0]);
     bool registered[2] = {
         GOT(REGISTERED, (uintptr_t)own[0], sizeof(own[0]), cuMemHostRegister, own[0], sizeof(own[0]), 0),
@@ -301,7 +328,8 @@ static void scenario_families(void)
     ask_donor();
     MUST(cuInit(0));
     main_context = primary(0);
-    MUST(cuMemAddressReserve(&place, 4 * PIECE, 0, 0, 0));
+    for (int i = 0; i < 2 && !place; i++)
+        CALL(cuMemAddressReserve, &place, 4 * PIECE, 0, 0, 0);
     release_surely(alloc(3 * MIB));
     for (int round = 0; round < 2; round++) {
         p = managed(3 * MIB + 5);

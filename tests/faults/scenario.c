@@ -91,12 +91,6 @@ static void set_current(CUcontext ctx)
     current = ctx;
 }
 
-static CUcontext create(void)
-{
-    CUcontext ctx = NULL;
-    MUST(cuCtxCreate_v2(&ctx, 0, 0));
-    return current = ctx;
-}
 
 /* What the program holds, by its own count. */
 
@@ -270,6 +264,30 @@ static void tell(void)
 }
 
 /* The primary context, whatever happens to its entry: a program tries again. */
+/* By each entry in turn that makes one. What fails is tried again; without a context there is nothing to go on with. */
+static CUcontext create(void)
+{
+    static unsigned made;
+    CUcontext ctx = NULL;
+    for (int i = 0; i < 2 && !ctx; i++) {
+        switch (made++ % 3) {
+        case 0:
+            CALL(cuCtxCreate_v2, &ctx, 0, 0);
+            break;
+        case 1:
+            CALL(cuCtxCreate, &ctx, 0, 0);
+            break;
+        default:
+            CALL(cuCtxCreate_v4, &ctx, NULL, 0, 0);
+        }
+    }
+    if (!ctx) {
+        tell();
+        exit(0);
+    }
+    return current = ctx;
+}
+
 static CUcontext primary(CUdevice device)
 {
     CUcontext ctx = NULL;
@@ -433,6 +451,7 @@ static void scenario_contexts(void)
     CUgreenCtx green = NULL;
     CUcontext of_green = NULL;
     CALL(cuCtxFromGreenCtx, &of_green, green);
+    CALL(cuCtxCreate_v3, &of_green, NULL, 0, 0, 0);
     for (int i = 0; i < 3; i++) {
         other[i] = create();
         live = alloc((size_t)(2 + i) * MIB);
@@ -658,6 +677,7 @@ static void scenario_questions(void)
         if (fd >= 0)
             close(fd);
         CALL(cuMulticastBindAddr, 0, 0, p, 2 * MIB, 0);
+        CALL(cuMulticastBindMem, 0, 0, 0, 0, 2 * MIB, 0);
         CALL(cuStreamSynchronize, stream);
         CALL(cuStreamSynchronize_ptsz, NULL);
         if (have_event) {
