@@ -111,40 +111,50 @@ static void part(struct vram_physical *p)
     r->access_forgotten = false;
 }
 
+/* What the driver refuses once, it may grant the second time. */
+static CUresult with_patience(CUresult (*call)(CUdeviceptr, size_t), CUdeviceptr addr, size_t size)
+{
+    CUresult r = call(addr, size);
+    return r == CUDA_SUCCESS ? r : call(addr, size);
+}
+
+/* At the driver. False: the mapping is still there, and nothing else was tried. */
+static bool take_apart(CUdeviceptr addr, size_t size, CUmemGenericAllocationHandle release, size_t give_up)
+{
+    if (with_patience(VRAM_DRV(cuMemUnmap), addr, size) != CUDA_SUCCESS)
+        return false;
+    if (release && VRAM_DRV(cuMemRelease)(release) != CUDA_SUCCESS)
+        VRAM_DRV(cuMemRelease)(release);
+    if (give_up && vram_driver()->cuMemAddressFree)
+        with_patience(VRAM_DRV(cuMemAddressFree), addr, give_up);
+    return true;
+}
+
 /*
- * Undoes a pair at the driver: its mapping, and what else of it the program has given up. Under HEAP, which it gives up
- * and takes again; whoever finds the addresses or the handle meanwhile waits (await_undoing), because it would meet a
- * mapping that is still there.
+ * Undoes a pair at the driver: its mapping, and what else of it the program has given up. Under HEAP, which it gives up and
+ * takes again; whoever finds the addresses or the handle meanwhile waits (await_undoing), because it would meet a mapping
+ * that is still there. False: the driver refuses, and all is as before.
  */
-static void undo(struct vram_physical *p)
+static bool undo(struct vram_physical *p)
 {
     struct vram_reservation *r = p->at;
+    const struct vram_reservation before = *r;
     struct vram_account *books = books_of(p);
-    bool was_kept = p->kept, release = !p->held, give_up = !r->held;
-    uint64_t pages = was_kept ? size_of(p) >> VRAM_PAGE_SHIFT : 0, size = size_of(p), addr = r->addr,
-             reserved = r->size;
-    CUmemGenericAllocationHandle handle = p->handle;
+    const bool was_kept = p->kept, release = !p->held, give_up = !r->held;
+    const uint64_t pages = was_kept ? size_of(p) >> VRAM_PAGE_SHIFT : 0;
 
     part(p);
     if (was_kept) {
         books->returning_pages += pages;
         books->returning_blocks++;
     }
-    if (release) {
+    if (release)
         HASH_DELETE(hh, all()->physical, p);
-        vram_meta_free(p, sizeof(*p));
-    }
-    if (give_up) {
+    if (give_up)
         HASH_DELETE(hh, all()->reservations, r);
-        vram_meta_free(r, sizeof(*r));
-    }
     all()->undoing++;
     vram_unlock(VRAM_RANK_HEAP);
-    VRAM_DRV(cuMemUnmap)(addr, size);
-    if (release)
-        VRAM_DRV(cuMemRelease)(handle);
-    if (give_up && vram_driver()->cuMemAddressFree)
-        VRAM_DRV(cuMemAddressFree)(addr, reserved);
+    bool done = take_apart(r->addr, size_of(p), release ? p->handle : 0, give_up ? r->size : 0);
     vram_lock(VRAM_RANK_HEAP);
     all()->undoing--;
     if (was_kept) {
@@ -154,8 +164,24 @@ static void undo(struct vram_physical *p)
         atomic_fetch_add(&vram_heap.arrivals, 1);
         vram_futex_wake(&vram_heap.arrivals);
     }
+    if (!done) {
+        if (release)
+            HASH_ADD(hh, all()->physical, handle, sizeof(p->handle), p);
+        if (give_up)
+            HASH_ADD(hh, all()->reservations, addr, sizeof(r->addr), r);
+        p->at = r;
+        r->behind = p;
+        r->access_count = before.access_count;
+        r->access_forgotten = before.access_forgotten;
+        settle(p);
+    }
+    if (done && release)
+        vram_meta_free(p, sizeof(*p));
+    if (done && give_up)
+        vram_meta_free(r, sizeof(*r));
     atomic_fetch_add(&undone, 1);
     vram_futex_wake(&undone);
+    return done;
 }
 
 /* Under HEAP, which it may give up. */
@@ -183,9 +209,7 @@ static void clear(uint64_t addr, uint64_t size)
         for (r = all()->reservations; r; r = r->hh.next)
             if (is_spare(r) && r->addr < addr + size && addr < r->addr + size_of(r->behind))
                 break;
-        if (r)
-            undo(r->behind);
-    } while (r);
+    } while (r && undo(r->behind));
 }
 
 static struct vram_physical_class *need_class(const struct vram_physical_key *key)
@@ -278,6 +302,7 @@ bool vram_virtual_release(CUmemGenericAllocationHandle handle, CUresult *ret_res
     bool answered = true;
     *ret_result = CUDA_SUCCESS;
     vram_lock(VRAM_RANK_HEAP);
+    await_undoing();
     struct vram_physical *p = find(handle);
     if (p && !p->held) {
         *ret_result = CUDA_ERROR_INVALID_VALUE; /* released already: to the program there is no such handle */
@@ -548,8 +573,9 @@ uint64_t vram_virtual_trim(int device)
                 p = c->kept;
         more = p != NULL;
         if (p) {
-            bytes += size_of(p);
-            undo(p);
+            uint64_t size = size_of(p);
+            more = undo(p);
+            bytes += more ? size : 0;
         }
         vram_unlock(VRAM_RANK_HEAP);
         vram_gate_leave();

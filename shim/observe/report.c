@@ -162,7 +162,7 @@ static void kept(struct vram_text *t, const char *of, const struct vram_kept *k)
         return;
     vram_text_add(t, "  %s\n    %-24s", of, "kept at exit");
     vram_text_bytes(t, k->bytes);
-    vram_text_add(t, "\n    %-24s%llu of %llu allocations\n", "served from the cache", ull(k->hits), ull(k->asked));
+    vram_text_add(t, "\n    %-24s%llu of %llu allocations\n", "served by what was kept", ull(k->hits), ull(k->asked));
 }
 
 static void compose(struct vram_text *t, bool exact)
