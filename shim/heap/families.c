@@ -32,7 +32,9 @@ static void enter(enum vram_family family, int device, struct vram_key key, uint
     struct vram_site site = vram_site_here(caller);
     CUcontext ctx = vram_life_context();
     vram_lock(VRAM_RANK_HEAP);
-    struct vram_life *life = ctx ? vram_life_of_current(ctx) : NULL;
+    bool ended = ctx && vram_life_settle(ctx) && !vram_life_find(ctx); /* meanwhile, by another thread */
+    struct vram_life *life = ctx && !ended ? vram_life_of_current(ctx) : NULL;
+    ended |= ctx && !life && vram_life_is_closing(ctx);
     if (device == VRAM_DEVICE_OF_CONTEXT)
         device = life ? life->device : -1;
     bool noted = false;
@@ -53,7 +55,7 @@ static void enter(enum vram_family family, int device, struct vram_key key, uint
     if (!noted) {
         static atomic_bool told;
         const char *lacking = device >= 0 ? "no host memory" : "nothing is known of its context";
-        if (!atomic_exchange(&told, true))
+        if (!ended && !atomic_exchange(&told, true))
             vram_say("cannot account for %s memory (%s); it works, but is not reported",
                      vram_family_traits[family].words, lacking);
     }
