@@ -211,6 +211,21 @@ LAW_CASE_SIM_ONCE(at_another_address)
     }
 }
 
+LAW_CASE_SIM_ONCE(served_from_its_new_address)
+{
+    law_context();
+    struct buffer b = make(PAGE);
+    CUdeviceptr second = reserve(PAGE);
+    OK(cuMemUnmap(b.at, PAGE));
+    map(second, PAGE, b.handle);
+    OK(cuMemAddressFree(b.at, PAGE));
+    b.at = second;
+    drop(b);
+    unsigned long calls = calls_of_the_driver();
+    drop(make(PAGE));
+    CHECK_EQ(calls_of_the_driver() - calls, under_shim() ? 0 : 7);
+}
+
 /* At two addresses at once: both show the same bytes, and it goes when both are gone. */
 LAW_CASE_SIM_ONCE(at_two_addresses)
 {
