@@ -179,7 +179,7 @@ static void flush(const struct vram_drained *drained, bool draining)
         total.kept_blocks = now.kept_blocks;
         total.kept_bytes = now.kept_bytes;
         total.refused = now.refused;
-        trimmed += vram_pools_trim(VRAM_EVERY_DEVICE);
+        trimmed += vram_pools_trim(VRAM_EVERY_DEVICE, &now.capture);
         if (!now.capture || vram_heap_is_exiting())
             break;
         await_captures();
