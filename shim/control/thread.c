@@ -197,7 +197,7 @@ static void flush(const struct vram_drained *drained, bool draining)
         total.kept_blocks = now.kept_blocks;
         total.kept_bytes = now.kept_bytes;
         total.refused = now.refused;
-        beside.pools += vram_pools_trim(VRAM_EVERY_DEVICE);
+        beside.pools += vram_pools_trim(VRAM_EVERY_DEVICE, &now.capture);
         beside.host += vram_host_trim(NULL);
         beside.virtual_memory += vram_virtual_trim(VRAM_EVERY_DEVICE);
         if (!now.capture || vram_heap_is_exiting())

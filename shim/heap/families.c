@@ -40,13 +40,15 @@ static void enter(enum vram_family family, int device, struct vram_key key, uint
     bool noted = false;
     if (device >= 0) { /* else what becomes of it with its context would not be seen either */
         struct vram_account *books = vram_books(device);
+        /* What has a handle ends with its last one, on the host as well. */
+        bool ends = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT && key.space != VRAM_BY_HANDLE;
         struct vram_holding what = {
             .family = family,
             .figures = &books->figures[family],
             .bytes = bytes,
             .kind = kind,
             .born = site,
-            .life = vram_family_traits[family].ends == VRAM_ENDS_CONTEXT ? life : NULL,
+            .life = ends ? life : NULL,
         };
         noted = opened_before(family, key) || vram_holding_born(&vram_heap.holdings, key, &what);
         books->used |= noted;

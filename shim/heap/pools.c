@@ -21,8 +21,9 @@ void vram_pool_made(CUmemoryPool handle, int device)
 {
     vram_lock(VRAM_RANK_HEAP);
     struct vram_pool *p = find(handle);
-    if (p) { /* destroyed without our seeing it */
+    if (p) { /* the one that had the handle has ended: unseen, or its end has not come back yet */
         p->device = device;
+        p->closing = false;
     } else if ((p = vram_meta_alloc(sizeof(*p))) != NULL) {
         *p = (struct vram_pool){.handle = handle, .device = device};
         HASH_ADD(hh, vram_heap.pools, handle, sizeof(handle), p);
@@ -47,10 +48,10 @@ void vram_pool_end(CUmemoryPool handle, bool gone)
 {
     vram_lock(VRAM_RANK_HEAP);
     struct vram_pool *p = find(handle);
-    if (p && gone) {
+    if (p && gone && p->closing) { /* else the handle is another pool's by now */
         HASH_DELETE(hh, vram_heap.pools, p);
         vram_meta_free(p, sizeof(*p));
-    } else if (p) {
+    } else if (p && !gone) {
         p->closing = false;
     }
     vram_unlock(VRAM_RANK_HEAP);
@@ -136,9 +137,10 @@ static uint64_t on_device(CUdevice device, const struct visit *visit)
     return bytes;
 }
 
-static uint64_t each(int device, const struct visit *visit)
+static uint64_t each(int device, const struct visit *visit, bool *ret_capture)
 {
     uint64_t bytes = 0;
+    bool kept_out = false;
     vram_lock(VRAM_RANK_HEAP);
     uint64_t round = ++vram_heap.walks;
     vram_unlock(VRAM_RANK_HEAP);
@@ -148,27 +150,36 @@ static uint64_t each(int device, const struct visit *visit)
         vram_lock(VRAM_RANK_HEAP);
         bool pools = vram_heap.devices[d].figures[VRAM_ASYNC].total_count || vram_heap.devices[d].graph_memory;
         vram_unlock(VRAM_RANK_HEAP);
-        if (!pools || !vram_gate_enter())
+        if (!pools)
             continue;
+        if (!vram_gate_enter()) {
+            kept_out = true;
+            continue;
+        }
         if (!vram_heap_is_exiting())
             bytes += on_device(d, visit);
         vram_gate_leave();
     }
     for (struct vram_pool *p; (p = next_pool(device, round)) != NULL; unpin(p)) {
-        if (!vram_gate_enter())
+        if (!vram_gate_enter()) {
+            kept_out = true;
             continue;
+        }
         if (!vram_heap_is_exiting())
             bytes += visit->pool(p->handle);
         vram_gate_leave();
     }
+    if (ret_capture)
+        *ret_capture |= kept_out;
     return bytes;
 }
 
 uint64_t vram_pools_idle(int device)
 {
-    return each(device, &(struct visit){idle_in, idle_in_graphs});
+    return each(device, &(struct visit){idle_in, idle_in_graphs}, NULL);
 }
-uint64_t vram_pools_trim(int device)
+
+uint64_t vram_pools_trim(int device, bool *ret_capture)
 {
-    return each(device, &(struct visit){trim, trim_graphs});
+    return each(device, &(struct visit){trim, trim_graphs}, ret_capture);
 }

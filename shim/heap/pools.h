@@ -32,7 +32,8 @@ void vram_pool_end(CUmemoryPool pool, bool gone);
 /* What pools and graphs of the device keep unused, of every device with VRAM_EVERY_DEVICE; in bytes, as the driver
  * says. */
 uint64_t vram_pools_idle(int device);
-/* Gives that back; returns how much the driver took out of them. Nothing while a capture is active. */
-uint64_t vram_pools_trim(int device);
+/* Gives that back; returns how much the driver took out of them. *ret_capture becomes true if a capture kept us out of some
+ * (NULL: nobody asks). */
+uint64_t vram_pools_trim(int device, bool *ret_capture);
 
 #endif

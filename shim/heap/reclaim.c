@@ -15,6 +15,7 @@
 #include "heap/fence.h"
 #include "heap/heap.h"
 #include "heap/life.h"
+#include "heap/pools.h"
 #include "heap/virtual.h"
 
 enum { HOLD_NS = 20000000, RESCUE_NS = 1000000000 };
@@ -223,8 +224,8 @@ struct vram_reclaimed vram_reclaim_all(void)
     return total;
 }
 
-/* Whether all that is cached on the device could make the request fit: a request for more than the card has, as some programs
- * make to find its limit, must not cost them their cache. */
+/* Whether all that is cached on the device, and idle in its pools, could make the request fit: a request for more than the
+ * card has, as some programs make to find its limit, must not cost them their cache. */
 static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
 {
     size_t unused = 0, total = 0;
@@ -239,7 +240,7 @@ static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
         return cached != 0;
     if (VRAM_DRV(cuMemGetInfo_v2)(&unused, &total) != CUDA_SUCCESS)
         return true;
-    return ladder->size <= total && ladder->size <= unused + cached;
+    return ladder->size <= total && ladder->size <= unused + cached + vram_pools_idle(ladder->device);
 }
 
 /* Whether something has reached the driver since the attempt that failed; what is on its way now is let arrive. */
@@ -284,7 +285,7 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
         ladder->step = POOLS;
     }
     if (ladder->step == POOLS && !trimmed && ladder->given_back.blocks == before) {
-        trimmed = vram_pools_trim(ladder->device);
+        trimmed = vram_pools_trim(ladder->device, NULL);
         ladder->trimmed += trimmed;
         ladder->step = TOP;
     }
@@ -314,7 +315,9 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
         books->oom_rescued++;
     else
         books->oom_failed++;
-    uint64_t live = books->live_bytes;
+    uint64_t live = 0;
+    for (int f = 0; f < VRAM_FAMILIES; f++)
+        live += vram_family_traits[f].where == VRAM_WHERE_DEVICE ? books->figures[f].bytes : 0;
     vram_unlock(VRAM_RANK_HEAP);
 
     /* Nothing was cached: this is the program's own affair, and its own message will say so. */

@@ -34,7 +34,10 @@ static void name_all(int device, struct vram_device_view *v)
     part(v, "virtual", books->figures[VRAM_VIRTUAL].bytes);
     part(v, "in arrays", books->figures[VRAM_ARRAY].bytes);
     part(v, "idle in the driver's pools", idle);
-    part(v, "before the first allocation (contexts, other programs)", books->in_use_before);
+    /* Of that as much as can be there still. */
+    uint64_t rest = v->used > v->named ? v->used - v->named : 0;
+    part(v, "before the first allocation (contexts, other programs)",
+         books->in_use_before < rest ? books->in_use_before : rest);
     v->managed = books->figures[VRAM_MANAGED].bytes;
     vram_unlock(VRAM_RANK_HEAP);
 }

@@ -1,7 +1,8 @@
 /*
  * The scenarios of the other families of memory: part of scenario.c, which is long enough without them.
  *
- * The program keeps count of what it holds of each family, as a careful one would: `inject` compares that with the report.
+ * The program keeps count of what it holds of each family, as a careful one would: `inject` compares that with the
+ * report.
  */
 #include <spawn.h>
 #include <sys/mman.h>
@@ -12,10 +13,14 @@ static const struct {
     const char *words;
     bool on_device, ends; /* it takes the device's memory; it ends with its context */
 } family_traits[FAMILIES] = {
-    [ASYNC] = {"stream-ordered", true, false},     [VIRTUAL] = {"virtual", true, false},
-    [ARRAY] = {"array", true, true},               [MANAGED] = {"managed", true, true},
-    [HOST] = {"pinned host", false, true},         [REGISTERED] = {"registered host", false, true},
-    [IPC] = {"opened by IPC", false, true},        [IMPORTED] = {"imported", false, false},
+    [ASYNC] = {"stream-ordered", true, false},
+    [VIRTUAL] = {"virtual", true, false},
+    [ARRAY] = {"array", true, true},
+    [MANAGED] = {"managed", true, true},
+    [HOST] = {"pinned host", false, true},
+    [REGISTERED] = {"registered host", false, true},
+    [IPC] = {"opened by IPC", false, true},
+    [IMPORTED] = {"imported", false, false},
     [EXTERNAL] = {"of another API", false, false},
 };
 
@@ -78,7 +83,8 @@ static void tell_families(void)
             bytes += held[i].references && held[i].family == (enum family)f ? held[i].bytes : 0;
         }
         if (family_born[f])
-            printf("# family %s: %llu bytes in %llu, in all %llu\n", family_traits[f].words, bytes, count, family_born[f]);
+            printf("# family %s: %llu bytes in %llu, in all %llu\n", family_traits[f].words, bytes, count,
+                   family_born[f]);
     }
     printf("# families_ended %llu\n", families_ended);
 }
@@ -368,7 +374,8 @@ static void destroy_pool(CUmemoryPool pool)
             return;
 }
 
-/* Stream-ordered memory, from the device's pool and from those of the program; a flush, with pools that keep some of it. */
+/* Stream-ordered memory, from the device's pool and from those of the program; a flush, with pools that keep some of
+ * it. */
 static void scenario_pools(void)
 {
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};

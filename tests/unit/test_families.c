@@ -201,7 +201,7 @@ Test(pools, are_trimmed_to_what_is_in_use)
 {
     FAKE_START();
     fake_pools[0] = (struct CUmemPoolHandle_st){.reserved = 10, .used = 3};
-    cr_assert_eq(vram_pools_trim(VRAM_EVERY_DEVICE), 0, "a program that uses none");
+    cr_assert_eq(vram_pools_trim(VRAM_EVERY_DEVICE, NULL), 0, "a program that uses none");
     cr_assert_eq(fake.cuDeviceGetDefaultMemPool.calls, 0);
     born(VRAM_ASYNC, at(0x1000), PAGE);
     fake_own_pool = (struct CUmemPoolHandle_st){.reserved = 20, .used = 20};
@@ -210,28 +210,28 @@ Test(pools, are_trimmed_to_what_is_in_use)
     cr_assert_eq(vram_pools_idle(1), 0);
     fake_own_pool.used = 5;
     cr_assert_eq(vram_pools_idle(0), 22 * PAGE);
-    cr_assert_eq(vram_pools_trim(1), 0);
-    cr_assert_eq(vram_pools_trim(0), 22 * PAGE);
+    cr_assert_eq(vram_pools_trim(1, NULL), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 22 * PAGE);
     cr_assert_eq(fake_own_pool.reserved, 5);
     cr_assert_eq(fake_pools[0].reserved, 3);
     fake_own_pool.reserved = 9;
     vram_pool_end_begin(&fake_own_pool);
-    cr_assert_eq(vram_pools_trim(0), 0, "it is being destroyed");
+    cr_assert_eq(vram_pools_trim(0, NULL), 0, "it is being destroyed");
     vram_pool_end(&fake_own_pool, false);
-    cr_assert_eq(vram_pools_trim(0), 4 * PAGE, "no, it is not");
+    cr_assert_eq(vram_pools_trim(0, NULL), 4 * PAGE, "no, it is not");
     vram_pool_end_begin(&fake_own_pool);
     vram_pool_end(&fake_own_pool, true);
     fake_own_pool.reserved = 9;
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
 }
 
 Test(pools, of_graphs_where_the_program_allocates_in_captures)
 {
     FAKE_START();
     fake_graphs[0] = (struct CUmemPoolHandle_st){.reserved = 4, .used = 1};
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
     vram_family_graph_memory();
-    cr_assert_eq(vram_pools_trim(0), 3 * PAGE);
+    cr_assert_eq(vram_pools_trim(0, NULL), 3 * PAGE);
     cr_assert_eq(fake_graphs[0].reserved, 1);
 }
 
@@ -241,13 +241,13 @@ Test(pools, a_driver_that_refuses_or_lacks_it)
     born(VRAM_ASYNC, at(0x1000), PAGE);
     fake_pools[0] = (struct CUmemPoolHandle_st){.reserved = 10, .used = 3};
     fake.cuMemPoolTrimTo.refuse = CUDA_ERROR_INVALID_VALUE;
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
     fake.cuMemPoolGetAttribute.refuse = CUDA_ERROR_INVALID_VALUE;
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
     vram_driver_table.cuMemPoolGetAttribute = NULL;
     vram_driver_table.cuDeviceGetDefaultMemPool = NULL;
     vram_driver_table.cuDeviceGetGraphMemAttribute = NULL;
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
 }
 
 Test(pools, not_during_a_capture)
@@ -256,9 +256,9 @@ Test(pools, not_during_a_capture)
     born(VRAM_ASYNC, at(0x1000), PAGE);
     fake_pools[0] = (struct CUmemPoolHandle_st){.reserved = 10, .used = 3};
     vram_capture_announce();
-    cr_assert_eq(vram_pools_trim(0), 0);
+    cr_assert_eq(vram_pools_trim(0, NULL), 0);
     vram_capture_not_begun();
-    cr_assert_eq(vram_pools_trim(0), 7 * PAGE);
+    cr_assert_eq(vram_pools_trim(0, NULL), 7 * PAGE);
 }
 
 /* The destruction of a pool waits for the trim that is at the driver. */
@@ -285,7 +285,7 @@ Test(pools, are_not_destroyed_under_a_trim)
     fake_own_pool = (struct CUmemPoolHandle_st){.reserved = 9, .used = 5};
     vram_pool_made(&fake_own_pool, 0);
     atomic_store(&fake.cuMemPoolTrimTo.before, destroy_meanwhile);
-    cr_assert_eq(vram_pools_trim(0), 4 * PAGE);
+    cr_assert_eq(vram_pools_trim(0, NULL), 4 * PAGE);
     pthread_join(destroyer, NULL);
     cr_assert(atomic_load(&destroyed));
 }
@@ -339,4 +339,48 @@ Test(view, is_not_taken_where_the_driver_must_not_be_asked)
     cr_assert(vram_view(0, &v));
     vram_heap_exiting();
     cr_assert_not(vram_view(0, &v));
+}
+
+Test(families, host_memory_with_a_handle_outlives_the_context_that_was_current)
+{
+    FAKE_START();
+    give_back(get(1000)); /* the life begins */
+    vram_family_born(VRAM_HOST, VRAM_DEVICE_OF_CONTEXT, (struct vram_key){VRAM_BY_HANDLE, 5}, MiB, 0);
+    vram_family_born(VRAM_HOST, VRAM_DEVICE_OF_CONTEXT, (struct vram_key){VRAM_AT_HOST, 5}, 3 * MiB, 0);
+    cr_assert_eq(figures(0, VRAM_HOST)->count, 2);
+    vram_life_end(vram_life_end_begin(&fake_a), true);
+    cr_assert_eq(figures(0, VRAM_HOST)->count, 1);
+    cr_assert_eq(figures(0, VRAM_HOST)->bytes, MiB);
+    struct vram_leaving leaving = vram_family_leave((struct vram_key){VRAM_BY_HANDLE, 5});
+    vram_family_left(&leaving, CUDA_SUCCESS);
+    cr_assert_eq(figures(0, VRAM_HOST)->count, 0);
+    cr_assert_eq(figures(0, VRAM_HOST)->ended_count, 1);
+}
+
+Test(pools, a_handle_is_given_out_again_before_its_end_came_back)
+{
+    char handle[8];
+    CUmemoryPool pool = (CUmemoryPool)(void *)handle;
+    FAKE_START();
+    vram_pool_made(pool, 0);
+    vram_pool_end_begin(pool);
+    vram_pool_made(pool, 1); /* by another thread: the driver has ended the first */
+    vram_pool_end(pool, true);
+    cr_assert(vram_heap.pools, "the second is known");
+    cr_assert_eq(vram_heap.pools->device, 1);
+    cr_assert_not(vram_heap.pools->closing);
+    vram_pool_end_begin(pool);
+    vram_pool_end(pool, true);
+    cr_assert_not(vram_heap.pools);
+}
+
+Test(pools, one_whose_end_is_refused_is_known_as_before)
+{
+    char handle[8];
+    CUmemoryPool pool = (CUmemoryPool)(void *)handle;
+    FAKE_START();
+    vram_pool_made(pool, 0);
+    vram_pool_end_begin(pool);
+    vram_pool_end(pool, false);
+    cr_assert(vram_heap.pools && !vram_heap.pools->closing);
 }
