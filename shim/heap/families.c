@@ -201,6 +201,8 @@ uint64_t vram_family_array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned leve
         if (__builtin_mul_overflow(bytes, width, &bytes) || __builtin_mul_overflow(bytes, height, &bytes) ||
             __builtin_mul_overflow(bytes, depth, &bytes) || __builtin_add_overflow(sum, bytes, &sum))
             return UINT64_MAX;
+        if (width == 1 && height == 1 && (layered || depth == 1))
+            break; /* there are no more levels, however many were asked for (documented) */
         width = at_least_one(width / 2);
         height = at_least_one(height / 2);
         depth = layered ? depth : at_least_one(depth / 2);

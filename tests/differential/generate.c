@@ -46,7 +46,7 @@ static void add(struct program *p, unsigned thread, enum op_id op)
 {
     struct line l = {.thread = (unsigned char)thread, .op = (unsigned char)op};
     for (size_t k = 0; k < strlen(ops[op].arguments); k++)
-        l.arg[k] = draw_argument(ops[op].arguments[k], p->exact || p->about);
+        l.arg[k] = draw_argument(ops[op].arguments[k], p->exact || p->pools || p->about);
     program_add(p, l);
 }
 
@@ -55,8 +55,9 @@ static bool fits(const struct program *p, enum where where, bool forks)
     switch (where) {
     case TURNS: return p->turns;
     case FORKS: return p->turns && forks;
-    case LOOSE: return !p->exact && !p->about;
-    case FAULTS: return p->turns && !p->exact && !p->about;
+    case LOOSE: return !p->exact && !p->pools && !p->about;
+    case POOLED: return !p->exact && !p->about;
+    case FAULTS: return p->turns && !p->exact && !p->pools && !p->about;
     default: return true;
     }
 }
@@ -77,15 +78,20 @@ void program_generate(struct program *p, uint64_t seed, size_t operations, bool 
     p->exact = turns && seed % 4 == 0;
     p->turns = turns && seed % 4 != 1;
     p->about = turns && seed % 8 == 2;
-    p->threads = p->exact ? 1 : p->turns ? 1 + below(4) : 2 + below(3);
+    p->pools = turns && seed % 8 == 7;
+    p->threads = p->exact || p->pools ? 1 : p->turns ? 1 + below(4) : 2 + below(3);
     if (below(2))
         environment(p, "SIMCUDA_CLOCK=lazy");
-    if (p->exact) {
+    if (p->exact || p->pools) {
         environment(p, "VRAMSHIM_WASTE=0");
         environment(p, "SIMCUDA_CAPACITY=64M");
-    } else if (below(2)) {
-        environment(p, "SIMCUDA_DEVICES=2");
     }
+    if (below(2))
+        environment(p, "SIMCUDA_DEVICES=2");
+    if (!below(3))
+        environment(p, "VRAMSHIM_HOST_CACHE=16M");
+    if (!below(3))
+        environment(p, "VRAMSHIM_VIRTUAL_CACHE=16M");
     for (enum op_id op = 0; op < OPS; op++)
         sum += fits(p, ops[op].where, forks) ? ops[op].weight : 0;
     while (p->count < operations) {

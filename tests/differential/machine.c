@@ -6,18 +6,18 @@
 
 #include "process.h"
 
-static CUresult got(struct thread *t, const char *what, CUresult r)
+CUresult got(struct thread *t, const char *what, CUresult r)
 {
     see(t, what, r);
     return r;
 }
 
-static void nothing(struct thread *t) { fputs(" -", t->out); }
+void nothing(struct thread *t) { fputs(" -", t->out); }
 
 /* The first slot from there on that is in use, or is free; so that few operations find nothing to do. */
-static struct block *slot(struct thread *t, uint64_t arg, bool used)
+struct block *slot(struct thread *t, uint64_t arg, bool used)
 {
-    unsigned slots = t->program->exact || t->program->about ? BLOCKS : BLOCKS * 2 / 3;
+    unsigned slots = t->program->exact || t->program->pools || t->program->about ? BLOCKS : BLOCKS * 2 / 3;
     for (unsigned i = 0; i < slots; i++) {
         struct block *b = &t->world->blocks[(arg + i) % slots];
         if ((b->ptr != 0) == used)
@@ -29,7 +29,7 @@ static struct block *slot(struct thread *t, uint64_t arg, bool used)
 /* ---- contexts and streams ---- */
 
 /* What is current, if it is one of ours and alive. */
-static struct context *here(struct thread *t)
+struct context *here(struct thread *t)
 {
     CUcontext ctx = NULL;
     cuCtxGetCurrent(&ctx);
@@ -39,29 +39,29 @@ static struct context *here(struct thread *t)
     return NULL;
 }
 
-static int index_of(struct thread *t, const struct context *c) { return (int)(c - t->world->contexts); }
+int index_of(struct thread *t, const struct context *c) { return (int)(c - t->world->contexts); }
 
 static struct context *owner(struct thread *t, const struct block *b) { return &t->world->contexts[b->context]; }
 
-static void enter(const struct context *c) { cuCtxPushCurrent_v2(c->ctx); }
+void enter(const struct context *c) { cuCtxPushCurrent_v2(c->ctx); }
 
-static void leave(void)
+void leave(void)
 {
     CUcontext popped;
     cuCtxPopCurrent_v2(&popped);
 }
 
-static int key_of(const struct thread *t, uint64_t arg) { return arg == OWN ? OWN + (int)t->index : (int)arg; }
+int key_of(const struct thread *t, uint64_t arg) { return arg == OWN ? OWN + (int)t->index : (int)arg; }
 
-static bool has_stream(const struct context *c, int key) { return key >= LEGACY || c->streams[key]; }
+bool has_stream(const struct context *c, int key) { return key >= LEGACY || c->streams[key]; }
 
-static CUstream stream_of(const struct context *c, int key)
+CUstream stream_of(const struct context *c, int key)
 {
     return key >= OWN ? CU_STREAM_PER_THREAD : key == LEGACY ? NULL : c->streams[key];
 }
 
 /* A stream that cannot be asked counts as capturing: nothing is submitted to it. The legacy stream never captures. */
-static bool capturing(const struct context *c, int key)
+bool capturing(const struct context *c, int key)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (key == LEGACY)
@@ -113,10 +113,34 @@ static CUresult launch(struct context *c, int key, CUfunction function, void **p
     return r;
 }
 
-static void allocated(struct thread *t, struct block *b, CUdeviceptr ptr, size_t size, int context)
+void allocated(struct thread *t, struct block *b, enum family family, CUdeviceptr ptr, size_t size, int context)
 {
     sim_note_alloc(ptr, size);
-    *b = (struct block){.ptr = ptr, .size = size, .context = context, .last = {-1, 0}, .born = ++t->world->births};
+    *b = (struct block){.ptr = ptr,
+                        .size = size,
+                        .context = context,
+                        .family = family,
+                        .device = t->world->contexts[context].device,
+                        .last = {-1, 0},
+                        .born = ++t->world->births};
+}
+
+void lose(struct thread *t, enum family family, int device, size_t bytes)
+{
+    t->world->lost[device][family].count++;
+    t->world->lost[device][family].bytes += bytes;
+}
+
+/* What it was filled with is there, until somebody writes the same bytes by another mapping. */
+static void wrote(struct thread *t, struct block *b, bool filled, unsigned value)
+{
+    struct world *w = t->world;
+    for (int i = 0; b->family == FAMILY_VIRTUAL && i < BLOCKS; i++)
+        if (w->blocks[i].ptr && w->blocks[i].family == FAMILY_VIRTUAL &&
+            w->memories[w->blocks[i].memory].bytes == w->memories[b->memory].bytes)
+            w->blocks[i].filled = false;
+    b->filled = filled;
+    b->value = (unsigned char)value;
 }
 
 static void furnish(struct thread *t, struct context *c)
@@ -136,7 +160,7 @@ static void furnish(struct thread *t, struct context *c)
     cuModuleGetFunction(&c->check, module, "vram_check");
     cuModuleGetFunction(&c->fault, module, "vram_fault");
     if (got(t, "result", cuMemAlloc_v2(&result, 4)) == CUDA_SUCCESS)
-        allocated(t, &c->result, result, 4, index_of(t, c));
+        allocated(t, &c->result, FAMILY_PLAIN, result, 4, index_of(t, c));
     leave();
     t->world->freed = 0;
 }
@@ -145,6 +169,7 @@ static void furnish(struct thread *t, struct context *c)
 static void about_to_end(struct thread *t, struct context *c)
 {
     int i = index_of(t, c);
+    families_about_to_end(t, i);
     for (int k = 0; k < CONTEXTS; k++) {
         if (t->world->peer[i][k]) {
             enter(c);
@@ -154,7 +179,7 @@ static void about_to_end(struct thread *t, struct context *c)
         }
     }
     for (int k = 0; k < BLOCKS; k++)
-        if (t->world->blocks[k].ptr && t->world->blocks[k].context == i)
+        if (t->world->blocks[k].ptr && t->world->blocks[k].context == i && t->world->blocks[k].family != FAMILY_VIRTUAL)
             sim_note_free(t->world->blocks[k].ptr);
     if (c->result.ptr)
         sim_note_free(c->result.ptr);
@@ -165,8 +190,13 @@ static void ended(struct thread *t, struct context *c)
     struct world *w = t->world;
     int i = index_of(t, c);
     for (int k = 0; k < BLOCKS; k++) {
-        if (w->blocks[k].context == i)
-            w->blocks[k].ptr = 0;
+        struct block *b = &w->blocks[k];
+        if (b->ptr && b->context == i && b->family == FAMILY_ASYNC && !b->uncounted)
+            lose(t, FAMILY_ASYNC, b->device, b->size); /* it lives on */
+        if (b->context == i && b->family == FAMILY_VIRTUAL)
+            b->context = b->device && w->contexts[3].exists ? 3 : 0;
+        else if (b->context == i)
+            b->ptr = 0;
         if (w->blocks[k].last.context == i)
             w->blocks[k].last.context = -1;
     }
@@ -174,13 +204,15 @@ static void ended(struct thread *t, struct context *c)
         w->peer[i][k] = w->peer[k][i] = false;
     if (w->captured.context == i)
         w->captured.context = -1;
+    families_ended(t, i);
     *c = (struct context){.device = c->device, .exists = true};
 }
 
 static void not_ended(struct thread *t, struct context *c)
 {
     for (int k = 0; k < BLOCKS; k++)
-        if (t->world->blocks[k].ptr && t->world->blocks[k].context == index_of(t, c))
+        if (t->world->blocks[k].ptr && t->world->blocks[k].context == index_of(t, c) &&
+            t->world->blocks[k].family != FAMILY_VIRTUAL)
             sim_note_alloc(t->world->blocks[k].ptr, t->world->blocks[k].size);
     if (c->result.ptr)
         sim_note_alloc(c->result.ptr, c->result.size);
@@ -222,7 +254,7 @@ void machine_start(struct thread *t)
 }
 
 /* The context that an argument names; NULL if there is none to be used now. */
-static struct context *context_of(struct thread *t, uint64_t arg)
+struct context *context_of(struct thread *t, uint64_t arg)
 {
     for (unsigned i = 0; i < CONTEXTS; i++) {
         struct context *c = &t->world->contexts[(arg + i) % CONTEXTS];
@@ -238,7 +270,7 @@ static bool shared(const struct thread *t, const struct context *c)
     return !t->program->turns && is_primary((int)(c - t->world->contexts));
 }
 
-static void op_use(struct thread *t, const uint64_t *arg)
+void op_use(struct thread *t, const uint64_t *arg)
 {
     struct context *c = context_of(t, arg[0]);
     if (!c)
@@ -246,13 +278,13 @@ static void op_use(struct thread *t, const uint64_t *arg)
     got(t, "r", cuCtxSetCurrent(c->ctx));
 }
 
-static void op_none(struct thread *t, const uint64_t *arg)
+void op_none(struct thread *t, const uint64_t *arg)
 {
     (void)arg;
     got(t, "r", cuCtxSetCurrent(NULL));
 }
 
-static void op_push(struct thread *t, const uint64_t *arg)
+void op_push(struct thread *t, const uint64_t *arg)
 {
     struct context *c = context_of(t, arg[0]);
     if (!c || t->pushed == 4)
@@ -261,7 +293,7 @@ static void op_push(struct thread *t, const uint64_t *arg)
         t->pushed++;
 }
 
-static void op_pop(struct thread *t, const uint64_t *arg)
+void op_pop(struct thread *t, const uint64_t *arg)
 {
     CUcontext ctx = NULL;
     (void)arg;
@@ -272,7 +304,7 @@ static void op_pop(struct thread *t, const uint64_t *arg)
     see(t, "some", ctx != NULL);
 }
 
-static void op_create(struct thread *t, const uint64_t *arg)
+void op_create(struct thread *t, const uint64_t *arg)
 {
     for (unsigned i = 0; i < CONTEXTS; i++) {
         struct context *c = &t->world->contexts[(arg[0] + i) % CONTEXTS];
@@ -282,7 +314,7 @@ static void op_create(struct thread *t, const uint64_t *arg)
     nothing(t);
 }
 
-static void op_destroy(struct thread *t, const uint64_t *arg)
+void op_destroy(struct thread *t, const uint64_t *arg)
 {
     struct context *c = context_of(t, arg[0]);
     if (c && is_primary(index_of(t, c)))
@@ -296,7 +328,7 @@ static void op_destroy(struct thread *t, const uint64_t *arg)
         not_ended(t, c);
 }
 
-static void op_reset(struct thread *t, const uint64_t *arg)
+void op_reset(struct thread *t, const uint64_t *arg)
 {
     int i = arg[0] & 1 && t->world->contexts[3].exists ? 3 : 0;
     struct context *c = &t->world->contexts[i];
@@ -310,7 +342,7 @@ static void op_reset(struct thread *t, const uint64_t *arg)
     begin_context(t, i);
 }
 
-static void op_retain(struct thread *t, const uint64_t *arg)
+void op_retain(struct thread *t, const uint64_t *arg)
 {
     struct context *c = &t->world->contexts[arg[0] & 1 && t->world->contexts[3].exists ? 3 : 0];
     CUcontext again = NULL;
@@ -322,7 +354,7 @@ static void op_retain(struct thread *t, const uint64_t *arg)
     }
 }
 
-static void op_peer(struct thread *t, const uint64_t *arg)
+void op_peer(struct thread *t, const uint64_t *arg)
 {
     struct context *a = context_of(t, arg[0]), *b = context_of(t, arg[1]);
     if (!a || !b)
@@ -340,7 +372,7 @@ static void op_peer(struct thread *t, const uint64_t *arg)
 
 /* ---- memory ---- */
 
-static void op_alloc(struct thread *t, const uint64_t *arg)
+void op_alloc(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], false);
     struct context *c = here(t);
@@ -348,15 +380,16 @@ static void op_alloc(struct thread *t, const uint64_t *arg)
     if (!b)
         return nothing(t);
     t->world->freed = 0;
+    settle_pools(t);
     CUresult r = got(t, "r", cuMemAlloc_v2(&ptr, arg[1]));
     if (r != CUDA_SUCCESS)
         return see(t, "output", ptr);
     see(t, "alignment", ptr % 512);
     if (c)
-        allocated(t, b, ptr, arg[1], index_of(t, c));
+        allocated(t, b, FAMILY_PLAIN, ptr, arg[1], index_of(t, c));
 }
 
-static void op_pitch(struct thread *t, const uint64_t *arg)
+void op_pitch(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], false);
     struct context *c = here(t);
@@ -370,40 +403,7 @@ static void op_pitch(struct thread *t, const uint64_t *arg)
     if (r != CUDA_SUCCESS)
         return see(t, "output", ptr);
     if (c)
-        allocated(t, b, ptr, pitch * height, index_of(t, c));
-}
-
-static void op_pool(struct thread *t, const uint64_t *arg)
-{
-    struct block *b = slot(t, arg[0], false);
-    struct context *c = here(t);
-    int key = key_of(t, arg[2]);
-    CUdeviceptr ptr = 0;
-    if (!b || !c || !has_stream(c, key) || capturing(c, key))
-        return nothing(t);
-    t->world->freed = 0;
-    if (got(t, "r", cuMemAllocAsync(&ptr, arg[1], stream_of(c, key))) != CUDA_SUCCESS)
-        return;
-    allocated(t, b, ptr, arg[1], index_of(t, c));
-    b->pool = true;
-    b->last = (struct last){b->context, key};
-}
-
-static void op_pin(struct thread *t, const uint64_t *arg)
-{
-    void **pin = &t->world->pins[arg[0] % PINS];
-    if (*pin) {
-        if (got(t, "free", cuMemFreeHost(*pin)) == CUDA_SUCCESS)
-            *pin = NULL;
-        return;
-    }
-    /* Of the first primary context, whose end would take it along: programs that can end it have none. */
-    struct context *c = t->program->turns ? NULL : here(t);
-    if (!c || !is_primary(index_of(t, c)))
-        return nothing(t);
-    t->world->freed = 0;
-    if (got(t, "r", cuMemHostAlloc(pin, arg[1], 0)) != CUDA_SUCCESS)
-        *pin = NULL;
+        allocated(t, b, FAMILY_PITCH, ptr, pitch * height, index_of(t, c));
 }
 
 static void fill(struct thread *t, struct block *b, int key, unsigned n)
@@ -430,13 +430,11 @@ static void fill(struct thread *t, struct block *b, int key, unsigned n)
     }
     if (!order(t, b, c, key))
         return nothing(t);
-    if (got(t, "fill", launch(c, key, c->fill, params)) == CUDA_SUCCESS) {
-        b->filled = true;
-        b->value = (unsigned char)value;
-    }
+    if (got(t, "fill", launch(c, key, c->fill, params)) == CUDA_SUCCESS)
+        wrote(t, b, true, value);
 }
 
-static void op_fill(struct thread *t, const uint64_t *arg)
+void op_fill(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     if (!b)
@@ -444,7 +442,7 @@ static void op_fill(struct thread *t, const uint64_t *arg)
     fill(t, b, key_of(t, arg[1]), (unsigned)arg[2]);
 }
 
-static void op_peerfill(struct thread *t, const uint64_t *arg)
+void op_peerfill(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     struct context *c = NULL;
@@ -457,13 +455,11 @@ static void op_peerfill(struct thread *t, const uint64_t *arg)
     unsigned long long size = b->size, ns = 20000;
     unsigned value = (unsigned)arg[3] % 255 + 1;
     void *params[] = {&b->ptr, &size, &value, &ns};
-    if (got(t, "fill", launch(c, key, c->fill, params)) == CUDA_SUCCESS) {
-        b->filled = true;
-        b->value = (unsigned char)value;
-    }
+    if (got(t, "fill", launch(c, key, c->fill, params)) == CUDA_SUCCESS)
+        wrote(t, b, true, value);
 }
 
-static void op_set(struct thread *t, const uint64_t *arg)
+void op_set(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     if (!b || !order(t, b, owner(t, b), LEGACY))
@@ -471,13 +467,11 @@ static void op_set(struct thread *t, const uint64_t *arg)
     enter(owner(t, b));
     CUresult r = got(t, "set", cuMemsetD8_v2(b->ptr, (unsigned char)arg[1], b->size));
     leave();
-    if (r == CUDA_SUCCESS) {
-        b->filled = true;
-        b->value = (unsigned char)arg[1];
-    }
+    if (r == CUDA_SUCCESS)
+        wrote(t, b, true, (unsigned)arg[1]);
 }
 
-static void op_copy(struct thread *t, const uint64_t *arg)
+void op_copy(struct thread *t, const uint64_t *arg)
 {
     struct block *to = slot(t, arg[0], true), *from = slot(t, arg[1], true);
     int key = key_of(t, arg[2]);
@@ -487,10 +481,8 @@ static void op_copy(struct thread *t, const uint64_t *arg)
     struct context *c = owner(t, to);
     unsigned long long size = to->size < from->size ? to->size : from->size, ns = 20000;
     void *params[] = {&to->ptr, &from->ptr, &size, &ns};
-    if (got(t, "copy", launch(c, key, c->copy, params)) == CUDA_SUCCESS) {
-        to->filled = from->filled && size == to->size;
-        to->value = from->value;
-    }
+    if (got(t, "copy", launch(c, key, c->copy, params)) == CUDA_SUCCESS)
+        wrote(t, to, from->filled && size == to->size, from->value);
 }
 
 /* Looks with a kernel, or at the first bytes from the host; both behind the work that came last. */
@@ -529,7 +521,7 @@ static void look(struct thread *t, struct block *b, bool kernel)
     }
 }
 
-static void op_look(struct thread *t, const uint64_t *arg)
+void op_look(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     if (!b)
@@ -544,7 +536,7 @@ static void after_free(struct thread *t, struct block *b, CUresult r, bool at_on
         sim_note_alloc(b->ptr, b->size);
         return;
     }
-    if (at_once && t->program->turns) {
+    if (at_once && t->program->turns && b->family != FAMILY_EXTERNAL) {
         t->world->freed = b->ptr;
         t->world->freed_size = b->size;
     }
@@ -560,10 +552,11 @@ static void free_async(struct thread *t, struct block *b, int key)
     enter(c);
     CUresult r = got(t, "freeasync", cuMemFreeAsync(b->ptr, stream_of(c, key)));
     leave();
+    t->world->dying |= r == CUDA_SUCCESS;
     after_free(t, b, r, false);
 }
 
-static void op_freeasync(struct thread *t, const uint64_t *arg)
+void op_freeasync(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     if (!b)
@@ -572,7 +565,7 @@ static void op_freeasync(struct thread *t, const uint64_t *arg)
 }
 
 /* What nobody owns any more: nobody else can have been given the address meanwhile. */
-static void op_again(struct thread *t, const uint64_t *arg)
+void op_again(struct thread *t, const uint64_t *arg)
 {
     CUdeviceptr ptr = t->world->freed, inside = ptr + t->world->freed_size / 2, base = 1;
     size_t range = 2;
@@ -585,7 +578,7 @@ static void op_again(struct thread *t, const uint64_t *arg)
     if (!ptr)
         return nothing(t);
     fputs(" again", t->out);
-    switch (arg[0] % 8) {
+    switch (arg[0] % 11) {
     case 0: got(t, "free", cuMemFree_v2(ptr)); break;
     case 1: got(t, "inside", cuMemFree_v2(inside)); break;
     case 2:
@@ -593,7 +586,7 @@ static void op_again(struct thread *t, const uint64_t *arg)
         see(t, "base", base);
         see(t, "size", range);
         break;
-    case 3: got(t, "attribute", cuPointerGetAttribute(data, attributes[arg[0] / 8 % 3], ptr)); break;
+    case 3: got(t, "attribute", cuPointerGetAttribute(data, attributes[arg[0] / 11 % 3], ptr)); break;
     case 4:
         got(t, "attributes", cuPointerGetAttributes(4, attributes, outputs, ptr));
         see(t, "type", many[0]);
@@ -603,19 +596,22 @@ static void op_again(struct thread *t, const uint64_t *arg)
         break;
     case 5: got(t, "ipc", cuIpcGetMemHandle(&ipc, ptr)); break;
     case 6: got(t, "set", cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ptr)); break;
+    case 7: got(t, "host", cuMemFreeHost((void *)(uintptr_t)ptr)); break;
+    case 8: got(t, "async", cuMemFreeAsync(ptr, NULL)); break;
+    case 9: got(t, "close", cuIpcCloseMemHandle(ptr)); break;
     default:
         got(t, "free", cuMemFree_v2(ptr));
         got(t, "free", cuMemFree_v2(ptr));
     }
 }
 
-static void op_free(struct thread *t, const uint64_t *arg)
+void op_free(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     unsigned n = (unsigned)arg[1];
     if (!b)
         return nothing(t);
-    if (b->pool)
+    if (b->family == FAMILY_ASYNC && n & 8)
         return free_async(t, b, b->last.key < OWN ? b->last.key : OWN + (int)t->index);
     if ((n & 3) == 1)
         look(t, b, n & 4);
@@ -639,7 +635,7 @@ static void op_free(struct thread *t, const uint64_t *arg)
         op_again(t, (const uint64_t[]){n >> 2});
 }
 
-static void op_misuse(struct thread *t, const uint64_t *arg)
+void op_misuse(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     CUdeviceptr ptr = 0xdead;
@@ -654,7 +650,7 @@ static void op_misuse(struct thread *t, const uint64_t *arg)
     case 3: got(t, "free 0", cuMemFree_v2(0)); break;
     case 4: got(t, "free unknown", cuMemFree_v2((CUdeviceptr)(uintptr_t)&on_stack)); break;
     case 5:
-        if (b && !b->pool)
+        if (b && b->family != FAMILY_ASYNC)
             got(t, "free inside", cuMemFree_v2(b->ptr + 1 + n));
         break;
     case 6: got(t, "pitch bad", cuMemAllocPitch_v2(&ptr, &pitch, n / 11 % 2, n / 22 % 2, 3 + 8 * (n / 44 % 2))); break;
@@ -681,7 +677,7 @@ static void op_misuse(struct thread *t, const uint64_t *arg)
     see(t, "total", total);
 }
 
-static void op_query(struct thread *t, const uint64_t *arg)
+void op_query(struct thread *t, const uint64_t *arg)
 {
     static const CUpointer_attribute plain[] = {
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -691,7 +687,7 @@ static void op_query(struct thread *t, const uint64_t *arg)
     struct block *b = slot(t, arg[0], true);
     size_t size = 0xbeef;
     unsigned long long data[2] = {0};
-    if (!b || b->pool)
+    if (!b || b->family == FAMILY_ASYNC)
         return nothing(t);
     CUdeviceptr base = b->ptr, at = b->ptr + (size_t)(arg[2] * b->size / 256);
     switch (arg[1] % 6) {
@@ -706,7 +702,7 @@ static void op_query(struct thread *t, const uint64_t *arg)
         break;
     case 2:
         got(t, "attribute", cuPointerGetAttribute(data, plain[arg[1] / 6 % 7], at));
-        see(t, "value", data[0]);
+        see(t, "value", data[0] == at ? 1 : data[0]); /* as a host pointer */
         break;
     case 3: {
         CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR};
@@ -726,13 +722,13 @@ static void op_query(struct thread *t, const uint64_t *arg)
     }
 }
 
-static void op_export(struct thread *t, const uint64_t *arg)
+void op_export(struct thread *t, const uint64_t *arg)
 {
     struct block *b = slot(t, arg[0], true);
     CUipcMemHandle ipc;
     unsigned char tokens[16];
     int one = 1, fd = -1;
-    if (!b || b->pool)
+    if (!b || b->family == FAMILY_ASYNC)
         return nothing(t);
     switch (arg[1] % 4) {
     case 0: got(t, "ipc", cuIpcGetMemHandle(&ipc, b->ptr)); break;
@@ -748,10 +744,33 @@ static void op_export(struct thread *t, const uint64_t *arg)
     }
 }
 
-static void op_info(struct thread *t, const uint64_t *arg)
+/* Pools keep natively what the shim may have given back: more may be free than natively, never less, and with what they
+ * keep it is the same (`differ` knows "more" and "less"). A flush may be going on. */
+static void info_beside_pools(struct thread *t)
+{
+    size_t free_bytes = 0, total = 0;
+    uint64_t before, idle, reserved;
+    CUresult r;
+    settle_pools(t);
+    idle = idle_in_pools(t, &reserved);
+    do {
+        before = idle;
+        r = cuMemGetInfo_v2(&free_bytes, &total);
+        idle = idle_in_pools(t, &reserved);
+    } while (idle != before);
+    got(t, "r", r);
+    see(t, "total", total);
+    see(t, "more", free_bytes);
+    see(t, "less", reserved);
+    see(t, "with idle", free_bytes + idle);
+}
+
+void op_info(struct thread *t, const uint64_t *arg)
 {
     size_t free_bytes = 0, total = 0;
     (void)arg;
+    if (t->program->pools)
+        return info_beside_pools(t);
     got(t, "r", cuMemGetInfo_v2(&free_bytes, &total));
     see(t, "total", total);
     if (t->program->exact)
@@ -762,7 +781,7 @@ static void op_info(struct thread *t, const uint64_t *arg)
 
 /* ---- streams and captures ---- */
 
-static void op_record(struct thread *t, const uint64_t *arg)
+void op_record(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = key_of(t, arg[1]);
@@ -771,7 +790,7 @@ static void op_record(struct thread *t, const uint64_t *arg)
     got(t, "r", cuEventRecord(c->events[arg[0] % EVENTS], stream_of(c, key)));
 }
 
-static void op_wait(struct thread *t, const uint64_t *arg)
+void op_wait(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = key_of(t, arg[1]);
@@ -780,13 +799,13 @@ static void op_wait(struct thread *t, const uint64_t *arg)
     got(t, "r", cuStreamWaitEvent(stream_of(c, key), c->events[arg[0] % EVENTS], 0));
 }
 
-static void op_sync(struct thread *t, const uint64_t *arg)
+void op_sync(struct thread *t, const uint64_t *arg)
 {
     (void)arg;
     got(t, "r", cuCtxSynchronize());
 }
 
-static void op_streamsync(struct thread *t, const uint64_t *arg)
+void op_streamsync(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = key_of(t, arg[0]);
@@ -795,7 +814,7 @@ static void op_streamsync(struct thread *t, const uint64_t *arg)
     got(t, "r", cuStreamSynchronize(stream_of(c, key)));
 }
 
-static void op_stream(struct thread *t, const uint64_t *arg)
+void op_stream(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = (int)(arg[0] % STREAMS);
@@ -815,7 +834,7 @@ static void op_stream(struct thread *t, const uint64_t *arg)
         c->streams[key] = NULL;
 }
 
-static void op_begin(struct thread *t, const uint64_t *arg)
+void op_begin(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = key_of(t, arg[0]);
@@ -847,19 +866,16 @@ static void launch_graph(struct thread *t, struct context *c, int key, CUgraph g
     }
     enter(c);
     if (got(t, "instantiate", cuGraphInstantiateWithFlags(&exec, graph, 0)) == CUDA_SUCCESS) {
-        if (got(t, "launch", cuGraphLaunch(exec, stream_of(c, key))) == CUDA_SUCCESS) {
-            for (unsigned i = 0; i < w->captured.count; i++) {
-                w->captured.blocks[i]->filled = true;
-                w->captured.blocks[i]->value = w->captured.values[i];
-            }
-        }
+        if (got(t, "launch", cuGraphLaunch(exec, stream_of(c, key))) == CUDA_SUCCESS)
+            for (unsigned i = 0; i < w->captured.count; i++)
+                wrote(t, w->captured.blocks[i], true, w->captured.values[i]);
         got(t, "sync", cuStreamSynchronize(stream_of(c, key)));
         got(t, "destroy", cuGraphExecDestroy(exec));
     }
     leave();
 }
 
-static void op_end(struct thread *t, const uint64_t *arg)
+void op_end(struct thread *t, const uint64_t *arg)
 {
     struct context *c = here(t);
     int key = key_of(t, arg[0]);
@@ -874,7 +890,7 @@ static void op_end(struct thread *t, const uint64_t *arg)
         got(t, "destroy", cuGraphDestroy(graph));
 }
 
-static void op_exchange(struct thread *t, const uint64_t *arg)
+void op_exchange(struct thread *t, const uint64_t *arg)
 {
     CUstreamCaptureMode mode = (CUstreamCaptureMode)(arg[0] % 3);
     got(t, "r", cuThreadExchangeStreamCaptureMode(&mode));
@@ -883,7 +899,7 @@ static void op_exchange(struct thread *t, const uint64_t *arg)
 
 /* ---- failures ---- */
 
-static void op_fault(struct thread *t, const uint64_t *arg)
+void op_fault(struct thread *t, const uint64_t *arg)
 {
     struct context *c = context_of(t, arg[0]);
     if (!c || c->failed || !c->streams[1] || sim_capturing())
@@ -898,7 +914,7 @@ static void op_fault(struct thread *t, const uint64_t *arg)
 }
 
 /* The program sees the driver's failure, or success: never another code, and nothing is lost by it. */
-static void op_fail(struct thread *t, const uint64_t *arg)
+void op_fail(struct thread *t, const uint64_t *arg)
 {
     static const struct {
         const char *entry;
@@ -925,6 +941,7 @@ static void op_fail(struct thread *t, const uint64_t *arg)
     if (!c || c->failed || sim_capturing())
         return nothing(t);
     t->world->freed = 0;
+    settle_pools(t);
     sim_fail(failing[which].entry, 1 + arg[1] % 3, 1, (int)code);
     CUresult r = cuMemAlloc_v2(&ptr, arg[2]);
     if (r == CUDA_SUCCESS) {
@@ -933,10 +950,9 @@ static void op_fail(struct thread *t, const uint64_t *arg)
         freed = cuMemFree_v2(ptr);
     }
     sim_fail(failing[which].entry, 1, 0, 0);
-    if (freed != CUDA_SUCCESS)
-        got(t, "once more", cuMemFree_v2(ptr));
-    else
-        see(t, "once more", CUDA_SUCCESS);
+    CUresult again = freed == CUDA_SUCCESS ? CUDA_SUCCESS : cuMemFree_v2(ptr);
+    if (got(t, "once more", again) != CUDA_SUCCESS)
+        lose(t, FAMILY_PLAIN, c->device, arg[2]);
     see(t, "alloc", r == code ? CUDA_SUCCESS : r);
     see(t, "free", freed == code ? CUDA_SUCCESS : freed);
 }
@@ -961,12 +977,14 @@ static void *visit(void *arg)
     got(t, "memset", cuMemsetD8Async(ptr, 1, v->size, CU_STREAM_PER_THREAD));
     sim_note_free(ptr);
     CUresult r = got(t, "free", cuMemFree_v2(ptr));
-    if (r != CUDA_SUCCESS)
+    if (r != CUDA_SUCCESS) {
         sim_note_alloc(ptr, v->size);
+        lose(t, FAMILY_PLAIN, v->context->device, v->size);
+    }
     return NULL;
 }
 
-static void op_visitor(struct thread *t, const uint64_t *arg)
+void op_visitor(struct thread *t, const uint64_t *arg)
 {
     struct context *c = context_of(t, arg[0]);
     pthread_t id;
@@ -974,6 +992,7 @@ static void op_visitor(struct thread *t, const uint64_t *arg)
         return nothing(t);
     struct visit v = {t, c, arg[1]};
     t->world->freed = 0;
+    settle_pools(t);
     if (pthread_create(&id, NULL, visit, &v) == 0)
         pthread_join(id, NULL);
 }

@@ -22,8 +22,12 @@ void program_add(struct program *p, struct line line)
 
 void program_write(const struct program *p, FILE *out)
 {
-    fprintf(out, "threads %u\n%s%s", p->threads, p->exact || p->about || !p->turns ? "" : "turns\n",
-            p->exact ? "exact\n" : p->about ? "about\n" : "");
+    fprintf(out, "threads %u\n%s", p->threads,
+            p->exact   ? "exact\n"
+            : p->pools ? "pools\n"
+            : p->about ? "about\n"
+            : p->turns ? "turns\n"
+                       : "");
     for (size_t i = 0; i < p->envs; i++)
         fprintf(out, "env %s\n", p->env[i]);
     for (size_t i = 0; i < p->count; i++) {
@@ -46,6 +50,8 @@ static bool read_line(struct program *p, char *text)
         return p->turns = true;
     if (!strcmp(text, "exact"))
         return p->turns = p->exact = true;
+    if (!strcmp(text, "pools"))
+        return p->turns = p->pools = true;
     if (!strcmp(text, "about"))
         return p->turns = p->about = true;
     if (!strncmp(text, "env ", 4) && strchr(text, '='))

@@ -6,6 +6,7 @@
  *   turns                      operations run one at a time, in the order of the file; without it each thread runs its own
  *                              as fast as it can, and only what the others cannot feel
  *   exact                      turns of one thread, and the reported free memory is compared to the byte
+ *   pools                      as exact, with pools, that natively keep what the shim gives back: more may be free
  *   about                      turns, and the reported free memory is compared within what the shim says that it wastes
  *   env SIMCUDA_CLOCK=lazy     set before the program runs (by `differ`, natively and under the shim)
  *   0 alloc 5 2097152          thread, operation (ops.def), arguments
@@ -19,7 +20,7 @@
 
 enum { MAX_THREADS = 8, MAX_ARGS = 4 };
 
-enum where { ANY, TURNS, LOOSE, FAULTS, FORKS };
+enum where { ANY, TURNS, LOOSE, POOLED, FAULTS, FORKS };
 
 enum op_id {
 #define OP(name, weight, arguments, where) OP_##name,
@@ -43,7 +44,7 @@ struct line {
 
 struct program {
     unsigned threads;
-    bool turns, exact, about; /* the last two: blocks of 2 MiB and more only, whose place does not decide what they take */
+    bool turns, exact, pools, about; /* the last three: blocks of 2 MiB and more only, whose place does not decide what they take */
     char *env[8];
     size_t envs, count, capacity;
     struct line *lines;

@@ -80,6 +80,7 @@ bool program_run(const struct program *p)
         wrong += threads[i].wrong;
         free(threads[i].text);
     }
+    machine_held(p, worlds, p->threads);
     free(threads);
     free(worlds);
     unsigned hazards = sim_hazards();
