@@ -555,6 +555,19 @@ void vram_virtual_shared_at(uint64_t address)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
+void vram_virtual_retained(CUmemGenericAllocationHandle handle, uint64_t address)
+{
+    vram_virtual_shared_at(address);
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_physical *p = find(handle);
+    bool due = p && !p->held; /* the driver has counted one reference more than the program */
+    if (due)
+        p->held = true;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (due)
+        VRAM_DRV(cuMemRelease)(handle);
+}
+
 bool vram_virtual_is_spare(uint64_t address)
 {
     const struct vram_reservation *r = containing(address);

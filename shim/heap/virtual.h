@@ -112,6 +112,8 @@ void vram_virtual_accessed(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 /* Somebody else may know it from now on. An address means the mapping that contains it. */
 void vram_virtual_shared(CUmemGenericAllocationHandle handle);
 void vram_virtual_shared_at(uint64_t address);
+/* The program got this handle for the mapping at the address: it is the program's, also where its release was only noted. */
+void vram_virtual_retained(CUmemGenericAllocationHandle handle, uint64_t address);
 
 /* Whether the address lies in a mapping that the program has given up: to it, nothing is there. Under HEAP. */
 bool vram_virtual_is_spare(uint64_t address);

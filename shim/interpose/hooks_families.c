@@ -202,7 +202,7 @@ CUresult hook_cuMemRetainAllocationHandle(uintptr_t caller, CUmemGenericAllocati
     if (r == CUDA_SUCCESS) {
         vram_family_retained(*handle, (uintptr_t)addr);
         if (vram_virtual_on())
-            vram_virtual_shared_at((uintptr_t)addr);
+            vram_virtual_retained(*handle, (uintptr_t)addr);
     }
     return r;
 }

@@ -294,6 +294,22 @@ LAW_CASE_SIM_ONCE(what_was_shared_is_not_kept)
     close(fd);
 }
 
+/* Released and then retained by its address: released again, it is gone. */
+LAW_CASE_SIM_ONCE(retained_after_its_release)
+{
+    law_context();
+    struct buffer b = make(PAGE);
+    CUmemGenericAllocationHandle again;
+    OK(cuMemRelease(b.handle));
+    OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)b.at));
+    OK(cuMemUnmap(b.at, PAGE));
+    CHECK_EQ(free_memory(), CAPACITY - PAGE);
+    OK(cuMemRelease(again));
+    CHECK_EQ(free_memory(), CAPACITY);
+    CHECK_EQ(cuMemRelease(again), CUDA_ERROR_INVALID_VALUE);
+    OK(cuMemAddressFree(b.at, PAGE));
+}
+
 /* Access that was given in another way is not the access that the next owner asked for. */
 LAW_CASE_SIM_ONCE(access_of_another_kind)
 {
