@@ -81,7 +81,7 @@ LAW_CASE_SIM_ONCE(pools_of_another_device)
 }
 
 /* A destroyed pool is no pool any more: its end waits until we are done with it, and we know of none that has ended. */
-static atomic_bool inside, destroyed;
+static atomic_bool inside, destroyed, left;
 
 static void hold(const char *entry, void *unused)
 {
@@ -89,6 +89,7 @@ static void hold(const char *entry, void *unused)
     atomic_store(&inside, true);
     LINGER(driver_calls("cuMemPoolDestroy"));
     atomic_store(&destroyed, driver_calls("cuMemPoolDestroy") > 0);
+    atomic_store(&left, true);
 }
 
 LAW_CASE_SIM(a_pool_is_destroyed_while_it_is_trimmed)
@@ -102,6 +103,7 @@ LAW_CASE_SIM(a_pool_is_destroyed_while_it_is_trimmed)
         WAIT_UNTIL(atomic_load(&inside));
     }
     OK(cu.cuMemPoolDestroy(pool));
+    WAIT_UNTIL(!under_shim() || atomic_load(&left));
     CHECK(!atomic_load(&destroyed));
     CHECK_EQ(cu.cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
 }
