@@ -57,6 +57,15 @@ void vram_pool_end(CUmemoryPool handle, bool gone)
     vram_unlock(VRAM_RANK_HEAP);
 }
 
+int vram_pool_device(CUmemoryPool handle)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_pool *p = find(handle);
+    int device = p ? p->device : -1;
+    vram_unlock(VRAM_RANK_HEAP);
+    return device;
+}
+
 /* What a pool holds beyond what is in use. Inside the gate. */
 static uint64_t idle_in(CUmemoryPool pool)
 {

@@ -29,6 +29,10 @@ void vram_pool_made(CUmemoryPool pool, int device);
 void vram_pool_end_begin(CUmemoryPool pool);
 void vram_pool_end(CUmemoryPool pool, bool gone);
 
+/* On which device it takes memory; -1: it is none of the program's own that we know, and the current context's will
+ * do. */
+int vram_pool_device(CUmemoryPool pool);
+
 /* What pools and graphs of the device keep unused, of every device with VRAM_EVERY_DEVICE; in bytes, as the driver
  * says. */
 uint64_t vram_pools_idle(int device);

@@ -50,20 +50,20 @@ CUresult hook_cuMemAllocManaged(uintptr_t caller, CUdeviceptr *dptr, size_t byte
 
 /* Stream-ordered memory. What is allocated while a stream captures may become the graph's own, which the driver
  * accounts for by itself: it is not entered, and its free is then one of an unknown address. */
-static CUresult born_in_order(CUresult r, const CUdeviceptr *dptr, size_t bytes, uintptr_t caller)
+static CUresult born_in_order(CUresult r, int device, const CUdeviceptr *dptr, size_t bytes, uintptr_t caller)
 {
     if (r == CUDA_SUCCESS && vram_unlikely(vram_capture_active())) {
         vram_family_graph_memory();
         return r;
     }
-    return born(r, VRAM_ASYNC, VRAM_DEVICE_OF_CONTEXT, key(VRAM_AT_ADDRESS, r ? 0 : *dptr), bytes, caller);
+    return born(r, VRAM_ASYNC, device, key(VRAM_AT_ADDRESS, r ? 0 : *dptr), bytes, caller);
 }
 
 #define ALLOC_ASYNC(name)                                                                                              \
     CUresult hook_##name(uintptr_t caller, CUdeviceptr *dptr, size_t bytes, CUstream stream)                           \
     {                                                                                                                  \
         CUresult r = VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(name)(dptr, bytes, stream));                 \
-        return born_in_order(r, dptr, bytes, caller);                                                                  \
+        return born_in_order(r, VRAM_DEVICE_OF_CONTEXT, dptr, bytes, caller);                                          \
     }
 ALLOC_ASYNC(cuMemAllocAsync)
 ALLOC_ASYNC(cuMemAllocAsync_ptsz)
@@ -71,8 +71,9 @@ ALLOC_ASYNC(cuMemAllocAsync_ptsz)
 #define ALLOC_FROM_POOL(name)                                                                                          \
     CUresult hook_##name(uintptr_t caller, CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)        \
     {                                                                                                                  \
-        CUresult r = VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(name)(dptr, bytes, pool, stream));           \
-        return born_in_order(r, dptr, bytes, caller);                                                                  \
+        int device = vram_pool_device(pool); /* not the stream's, perhaps */                                           \
+        CUresult r = VRAM_RESCUED(bytes, device, VRAM_DRV(name)(dptr, bytes, pool, stream));                           \
+        return born_in_order(r, device, dptr, bytes, caller);                                                          \
     }
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync)
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz)

@@ -404,3 +404,24 @@ LAW_CASE_SIM(memory_of_which_nothing_is_known)
     reported("managed", "2.0 MiB in 1 at exit, peak 2.0 MiB; in all 2.0 MiB in 1");
     CHECK_EQ(count_of(text, "\n  device "), under_shim());
 }
+
+/* Memory is counted on its device, whichever is current. */
+LAW_CHILD(uses_another_device)
+{
+    const CUmemAllocationProp prop = on_device(1);
+    CUmemGenericAllocationHandle one;
+    law_context();
+    in_order_from(pool_on(1), 4 * MIB);
+    OK(cu.cuMemCreate(&one, 6 * MIB, &prop, 0));
+    CHECK_EQ(SIM(sim_used)(0), 0);
+    CHECK_EQ(SIM(sim_used)(1), 10 * MIB);
+}
+
+LAW_CASE_SIM(memory_of_another_device)
+{
+    setenv("SIMCUDA_DEVICES", "2", 1);
+    run("uses_another_device");
+    CHECK_EQ(count_of(text, "\n  device 1\n"), under_shim());
+    CHECK_EQ(count_of(text, "\n  device "), under_shim());
+    reported("never freed", "10.0 MiB in 2 blocks");
+}

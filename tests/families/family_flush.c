@@ -81,7 +81,7 @@ LAW_CASE_SIM_ONCE(pools_of_another_device)
 }
 
 /* A destroyed pool is no pool any more: its end waits until we are done with it, and we know of none that has ended. */
-static atomic_bool inside, destroyed;
+static atomic_bool inside, destroyed, left;
 
 static void hold(const char *entry, void *unused)
 {
@@ -89,6 +89,7 @@ static void hold(const char *entry, void *unused)
     atomic_store(&inside, true);
     LINGER(driver_calls("cuMemPoolDestroy"));
     atomic_store(&destroyed, driver_calls("cuMemPoolDestroy") > 0);
+    atomic_store(&left, true);
 }
 
 LAW_CASE_SIM(a_pool_is_destroyed_while_it_is_trimmed)
@@ -102,6 +103,7 @@ LAW_CASE_SIM(a_pool_is_destroyed_while_it_is_trimmed)
         WAIT_UNTIL(atomic_load(&inside));
     }
     OK(cu.cuMemPoolDestroy(pool));
+    WAIT_UNTIL(!under_shim() || atomic_load(&left));
     CHECK(!atomic_load(&destroyed));
     CHECK_EQ(cu.cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
 }
@@ -416,7 +418,9 @@ LAW_CHILD(holds_some_of_each)
     OK(cu.cuMemMap(place, 10 * MIB, 0, one, 0));
     OK(cu.cuMemMap(place + 10 * MIB, 10 * MIB, 0, one, 0));
     OK(cu.cuMemMap(place + 20 * MIB, 10 * MIB, 0, import, 0));
-    CHECK(SIM(sim_fail)("cuMemPoolTrimTo", 1, 1000, CUDA_ERROR_UNKNOWN) == 0); /* so that there is something idle */
+    /* So that there is something idle, and something kept. */
+    CHECK(SIM(sim_fail)("cuMemPoolTrimTo", 1, 1000, CUDA_ERROR_UNKNOWN) == 0);
+    CHECK(SIM(sim_fail)("cuMemFree_v2", 1, 1000, CUDA_ERROR_UNKNOWN) == 0);
     look();
     managed(20 * MIB);
     look();
@@ -435,8 +439,8 @@ LAW_CASE_SIM_ONCE(the_view_adds_up)
                  "132.0 MiB of 16.0 GiB in use: 100.0 MiB before the first allocation (contexts, other programs), "
                  "32.0 MiB virtual\n"));
     CHECK(strstr(text,
-                 "294.0 MiB of 16.0 GiB in use: 100.0 MiB before the first allocation (contexts, other programs), "
-                 "64.0 MiB in blocks, 48.0 MiB stream-ordered, 42.0 MiB virtual, 24.0 MiB in arrays, "
+                 "422.0 MiB of 16.0 GiB in use: 128.0 MiB kept by the shim, "
+                 "100.0 MiB before the first allocation (contexts, other programs), 64.0 MiB in blocks, 48.0 MiB stream-ordered, 42.0 MiB virtual, 24.0 MiB in arrays, "
                  "16.0 MiB idle in the driver's pools\n"));
     CHECK(strstr(text,
                  "20.0 MiB since then by the driver and other programs (managed, here or on the host: 20.0 MiB)\n"));

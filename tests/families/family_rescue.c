@@ -205,6 +205,20 @@ LAW_CASE_SIM(of_the_device_that_is_named)
     }
 }
 
+/* A pool may be another device's than the stream. */
+LAW_CASE_SIM(of_the_device_of_the_pool)
+{
+    CUcontext first = law_context(), second;
+    OK(cu.cuDevicePrimaryCtxRetain(&second, 1));
+    OK(cu.cuCtxSetCurrent(second));
+    cached_block(900 * MIB);
+    OK(cu.cuCtxSetCurrent(first));
+    CUdeviceptr here = cached_block(900 * MIB);
+    in_order_from(pool_on(1), (size_t)NEARLY_ALL_MIB * MIB);
+    CHECK_EQ(SIM(sim_used)(1), (uint64_t)NEARLY_ALL_MIB * MIB);
+    CHECK_EQ(SIM(sim_is_allocated)(here), under_shim());
+}
+
 /* What pools keep and do not use is free as well: beside blocks that are kept, or alone. */
 LAW_CASE_SIM(pools_give_way)
 {
