@@ -10,6 +10,7 @@
 #include "driver/driver.h"
 #include "heap/heap.h"
 #include "heap/life.h"
+#include "heap/pools.h"
 #include "heap/view.h"
 
 bool vram_family_may_rescue(void)
@@ -153,6 +154,29 @@ void vram_family_retained(CUmemGenericAllocationHandle handle, uint64_t address)
     else if (known)
         known->references++;
     vram_unlock(VRAM_RANK_HEAP);
+}
+
+/* The context of a stream that has one of its own. NULL: the driver does not say, or it is whichever is current. */
+static CUcontext context_of(CUstream stream)
+{
+    CUcontext ctx = NULL;
+    bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    if (!named || !vram_driver()->cuStreamGetCtx || VRAM_DRV(cuStreamGetCtx)(stream, &ctx) != CUDA_SUCCESS)
+        return NULL;
+    return ctx;
+}
+
+int vram_family_device_in_order(CUmemoryPool pool, CUstream stream)
+{
+    int device = pool ? vram_pool_device(pool) : VRAM_DEVICE_OF_CONTEXT;
+    CUcontext ctx = device < 0 ? context_of(stream) : NULL;
+    if (ctx) {
+        vram_lock(VRAM_RANK_HEAP);
+        const struct vram_life *life = vram_life_find(ctx);
+        device = life ? life->device : VRAM_DEVICE_OF_CONTEXT;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    return device;
 }
 
 void vram_family_graph_memory(void)

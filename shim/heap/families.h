@@ -34,6 +34,10 @@ struct vram_name *vram_family_unmap_begin(uint64_t address, uint64_t size);
 void vram_family_unmap_end(struct vram_name *chain, CUresult result);
 void vram_family_retained(CUmemGenericAllocationHandle handle, uint64_t address);
 
+/* The device of what is allocated in stream order: of the pool (NULL: none is named), or else of the stream, whose context
+ * need not be the current one; VRAM_DEVICE_OF_CONTEXT where that is not known. */
+int vram_family_device_in_order(CUmemoryPool pool, CUstream stream);
+
 /* The program allocates in stream order while it captures: graphs own memory on the current device. */
 void vram_family_graph_memory(void);
 

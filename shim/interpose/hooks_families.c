@@ -62,8 +62,9 @@ static CUresult born_in_order(CUresult r, int device, const CUdeviceptr *dptr, s
 #define ALLOC_ASYNC(name)                                                                                              \
     CUresult hook_##name(uintptr_t caller, CUdeviceptr *dptr, size_t bytes, CUstream stream)                           \
     {                                                                                                                  \
-        CUresult r = VRAM_RESCUED(bytes, VRAM_DEVICE_OF_CONTEXT, VRAM_DRV(name)(dptr, bytes, stream));                 \
-        return born_in_order(r, VRAM_DEVICE_OF_CONTEXT, dptr, bytes, caller);                                          \
+        int device = vram_family_device_in_order(NULL, stream);                                                        \
+        CUresult r = VRAM_RESCUED(bytes, device, VRAM_DRV(name)(dptr, bytes, stream));                                 \
+        return born_in_order(r, device, dptr, bytes, caller);                                                          \
     }
 ALLOC_ASYNC(cuMemAllocAsync)
 ALLOC_ASYNC(cuMemAllocAsync_ptsz)
@@ -71,7 +72,7 @@ ALLOC_ASYNC(cuMemAllocAsync_ptsz)
 #define ALLOC_FROM_POOL(name)                                                                                          \
     CUresult hook_##name(uintptr_t caller, CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)        \
     {                                                                                                                  \
-        int device = vram_pool_device(pool); /* not the stream's, perhaps */                                           \
+        int device = vram_family_device_in_order(pool, stream);                                                        \
         CUresult r = VRAM_RESCUED(bytes, device, VRAM_DRV(name)(dptr, bytes, pool, stream));                           \
         return born_in_order(r, device, dptr, bytes, caller);                                                          \
     }
