@@ -34,6 +34,47 @@ static unsigned last_occupied(const struct vram_cache *cache)
     return VRAM_BINS;
 }
 
+static void join_age(struct vram_cache *cache, struct vram_block *block)
+{
+    block->age_next = NULL;
+    block->age_prev = cache->newest;
+    if (cache->newest)
+        cache->newest->age_next = block;
+    else
+        cache->oldest = block;
+    cache->newest = block;
+}
+
+static void leave_age(struct vram_cache *cache, struct vram_block *block)
+{
+    if (block->age_prev)
+        block->age_prev->age_next = block->age_next;
+    else
+        cache->oldest = block->age_next;
+    if (block->age_next)
+        block->age_next->age_prev = block->age_prev;
+    else
+        cache->newest = block->age_prev;
+    block->age_prev = block->age_next = NULL;
+}
+
+/* The block is, or is no more, one of the cache's. */
+static void count_in(struct vram_cache *cache, struct vram_block *block)
+{
+    cache->bytes += block->capacity;
+    cache->count++;
+    if (!vram_is_small(block->capacity))
+        join_age(cache, block);
+}
+
+static void count_out(struct vram_cache *cache, struct vram_block *block)
+{
+    cache->bytes -= block->capacity;
+    cache->count--;
+    if (!vram_is_small(block->capacity))
+        leave_age(cache, block);
+}
+
 void vram_cache_put(struct vram_cache *cache, struct vram_block *block)
 {
     unsigned bin = vram_cache_bin(block->capacity);
@@ -63,8 +104,7 @@ void vram_cache_put(struct vram_cache *cache, struct vram_block *block)
     if (block->size_next)
         block->size_next->size_prev = block;
     cache->occupied[bin / 64] |= (uint64_t)1 << (bin % 64);
-    cache->bytes += block->capacity;
-    cache->count++;
+    count_in(cache, block);
 }
 
 /* Takes the top of a stack. */
@@ -87,8 +127,7 @@ static struct vram_block *pop(struct vram_cache *cache, struct vram_block *top)
     if (!cache->bins[bin])
         cache->occupied[bin / 64] &= ~((uint64_t)1 << (bin % 64));
     top->same_next = top->size_prev = top->size_next = NULL;
-    cache->bytes -= top->capacity;
-    cache->count--;
+    count_out(cache, top);
     return top;
 }
 
@@ -109,14 +148,25 @@ static uint64_t most_allowed(uint64_t size, uint32_t waste)
     return footprint > UINT64_MAX - extra ? UINT64_MAX : footprint + extra;
 }
 
+bool vram_cache_fits(uint64_t capacity, uint64_t size, uint32_t waste)
+{
+    /* A small request in a block with pages of its own would keep a whole page where it needs a part of a shared one. */
+    return capacity >= size && vram_footprint(capacity) <= most_allowed(size, waste) &&
+           vram_is_small(size) == vram_is_small(capacity);
+}
+
 struct vram_block *vram_cache_take(struct vram_cache *cache, uint64_t size, uint32_t waste)
 {
     struct vram_block *b = best_fit(cache, size);
-    /* A small request in a block with pages of its own would keep a whole page where it needs a part of a shared one. */
-    if (!b || vram_footprint(b->capacity) > most_allowed(size, waste) ||
-        vram_is_small(size) != vram_is_small(b->capacity))
-        return NULL;
-    return pop(cache, b);
+    return b && vram_cache_fits(b->capacity, size, waste) ? pop(cache, b) : NULL;
+}
+
+struct vram_block *vram_cache_take_oldest(struct vram_cache *cache)
+{
+    struct vram_block *b = cache->oldest;
+    if (b)
+        vram_cache_remove(cache, b);
+    return b;
 }
 
 struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted)
@@ -142,8 +192,7 @@ void vram_cache_remove(struct vram_cache *cache, struct vram_block *block)
     if (block->same_next)
         block->same_next->same_prev = block->same_prev;
     block->same_prev = block->same_next = NULL;
-    cache->bytes -= block->capacity;
-    cache->count--;
+    count_out(cache, block);
 }
 
 void vram_cache_check(const struct vram_cache *cache)
@@ -164,6 +213,10 @@ void vram_cache_check(const struct vram_cache *cache)
         }
     }
     VRAM_CHECK(bytes == cache->bytes && count == cache->count);
+    const struct vram_block *last = NULL;
+    for (const struct vram_block *b = cache->oldest; b; last = b, b = b->age_next)
+        VRAM_CHECK(b->age_prev == last && !vram_is_small(b->capacity) && vram_is_kept(b));
+    VRAM_CHECK(cache->newest == last);
 #else
     (void)cache;
 #endif

@@ -1,5 +1,5 @@
 /*
- * The block cache: freed blocks of one context's life, by size. Pure policy: no driver call, no lock (heap/ holds HEAP),
+ * The block cache: freed blocks of one context's life, by size and by age. Pure policy: no driver call, no lock (heap/ holds HEAP),
  * no clock.
  *
  * Blocks lie in bins of 8 size classes to a doubling. In a bin, blocks of one capacity form a stack (last in, first out:
@@ -7,12 +7,16 @@
  * large enough and costs the card at most `waste` more than the request itself would (vram_footprint): within one
  * 2 MiB page nothing is wasted, because the driver would have taken the whole page too.
  *
+ * Blocks that have pages of their own are in a list by age as well: those that have served nobody for the longest time are
+ * the ones to do without. Small blocks share their chunks, and giving up one of them rarely gains anything.
+ *
  *   invariants: bytes = sum of capacities; count = number of blocks; a bit of `occupied` is set exactly if its bin is not
  *   empty; every block is one that the program has freed.
  */
 #ifndef VRAM_CACHE_CACHE_H
 #define VRAM_CACHE_CACHE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ledger/block.h"
@@ -23,6 +27,7 @@ struct vram_cache {
     struct vram_block *bins[VRAM_BINS]; /* first block of the smallest capacity */
     uint64_t occupied[VRAM_BINS / 64];
     uint64_t bytes, count;
+    struct vram_block *oldest, *newest; /* of those with pages of their own */
 };
 
 void vram_cache_put(struct vram_cache *cache, struct vram_block *block);
@@ -34,6 +39,12 @@ struct vram_block *vram_cache_take(struct vram_cache *cache, uint64_t size, uint
 /* Takes the block to give back next when `wanted` bytes are needed: the smallest one that alone is enough, else the largest.
  * Large blocks free whole pages; a small one frees its chunk only with all its neighbours. NULL: the cache is empty. */
 struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted);
+
+/* Takes the block out that has been there for the longest time, of those with pages of their own. NULL: there is none. */
+struct vram_block *vram_cache_take_oldest(struct vram_cache *cache);
+
+/* Whether a block of that capacity may serve the request. */
+bool vram_cache_fits(uint64_t capacity, uint64_t size, uint32_t waste);
 
 /* Takes this block out, wherever it lies. */
 void vram_cache_remove(struct vram_cache *cache, struct vram_block *block);

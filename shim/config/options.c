@@ -106,17 +106,19 @@ int vram_output_path(const struct vram_output *output, int pid, char *ret_path, 
 #define PARSE_BOOL(s, f) vram_parse_bool(s, f)
 #define PARSE_SIZE(s, f) vram_parse_size(s, f)
 #define PARSE_PERCENT(s, f) vram_parse_percent(s, f)
+#define PARSE_FACTOR(s, f) vram_parse_factor(s, f)
 #define PARSE_SECONDS(s, f) vram_parse_seconds(s, f)
 #define PARSE_FREE(s, f) parse_free_mode(s, f)
 #define PARSE_SIGNAL(s, f) vram_parse_signal(s, f)
 #define PARSE_OUTPUT(s, f) parse_output(s, f)
 
-enum type { BOOL, SIZE, PERCENT, SECONDS, FREE, SIGNAL, OUTPUT };
+enum type { BOOL, SIZE, PERCENT, FACTOR, SECONDS, FREE, SIGNAL, OUTPUT };
 
 static const char *const takes[] = {
     [BOOL] = "0 or 1",
     [SIZE] = "a size such as 512M or 4G, or none",
     [PERCENT] = "a percentage from 0 to 100",
+    [FACTOR] = "a factor from 1 on, such as 1.25, or none",
     [SECONDS] = "a number of seconds, or none",
     [FREE] = "sync, fenced or ordered",
     [SIGNAL] = "a signal such as USR1, USR2 or RTMIN+3, or none",
@@ -221,6 +223,13 @@ void vram_option_format(struct vram_text *t, size_t index)
             vram_text_add(t, "%llu", (unsigned long long)(f));                                                         \
     } while (0)
 #define FORMAT_PERCENT(f) vram_text_add(t, "%u.%02u", (f) / 100, (f) % 100)
+#define FORMAT_FACTOR(f)                                                                                               \
+    do {                                                                                                               \
+        if ((f) == VRAM_SLACK_NONE)                                                                                    \
+            vram_text_add(t, "none");                                                                                  \
+        else                                                                                                           \
+            vram_text_add(t, "%u.%04u", (f) / 10000, (f) % 10000);                                                     \
+    } while (0)
 #define FORMAT_SECONDS(f)                                                                                              \
     do {                                                                                                               \
         if ((f) == UINT64_MAX)                                                                                         \

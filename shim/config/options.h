@@ -18,6 +18,8 @@ enum vram_free_mode { VRAM_FREE_SYNC, VRAM_FREE_FENCED, VRAM_FREE_ORDERED };
 
 enum vram_output_kind { VRAM_OUTPUT_STDERR, VRAM_OUTPUT_NONE, VRAM_OUTPUT_PATH };
 
+#define VRAM_SLACK_NONE UINT32_MAX
+
 struct vram_output {
     enum vram_output_kind kind;
     char pattern[VRAM_PATH_MAX]; /* absolute; %p and %h not yet replaced */
@@ -29,6 +31,7 @@ struct vram_options {
     uint64_t host_cache; /* bytes; 0: none is kept */
     uint64_t virtual_cache; /* the same, on each device */
     uint32_t waste;     /* hundredths of a percent */
+    uint32_t slack;     /* the same, of what is live; VRAM_SLACK_NONE: no bound */
     enum vram_free_mode free_mode;
     int signal; /* 0: none */
     bool drain;
@@ -57,6 +60,7 @@ int vram_output_path(const struct vram_output *output, int pid, char *ret_path, 
 /* Parsers, each returning 0 or -EINVAL and leaving *ret_ untouched then. */
 int vram_parse_size(const char *s, uint64_t *ret_bytes);
 int vram_parse_percent(const char *s, uint32_t *ret_hundredths);
+int vram_parse_factor(const char *s, uint32_t *ret_hundredths); /* "1.25" is 12500; "none" VRAM_SLACK_NONE */
 int vram_parse_seconds(const char *s, uint64_t *ret_ms);
 int vram_parse_bool(const char *s, bool *ret_value);
 int vram_parse_signal(const char *s, int *ret_signal);

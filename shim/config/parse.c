@@ -82,6 +82,22 @@ int vram_parse_percent(const char *s, uint32_t *ret_hundredths)
     return 0;
 }
 
+int vram_parse_factor(const char *s, uint32_t *ret_hundredths)
+{
+    uint64_t whole, millionths;
+    if (strcasecmp(s, "none") == 0) {
+        *ret_hundredths = VRAM_SLACK_NONE;
+        return 0;
+    }
+    s = read_decimal(s, &whole, &millionths);
+    if (s && *s == 'x')
+        s++;
+    if (!s || *s || whole < 1 || whole > 1000)
+        return -EINVAL;
+    *ret_hundredths = (uint32_t)(whole * 10000 + millionths / 100);
+    return 0;
+}
+
 int vram_parse_seconds(const char *s, uint64_t *ret_ms)
 {
     uint64_t whole, millionths;

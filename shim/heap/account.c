@@ -11,6 +11,8 @@ static void raise_peak(uint64_t *peak, uint64_t value)
 
 static uint64_t waste_of(const struct vram_block *b) { return vram_footprint(b->capacity) - vram_footprint(b->size); }
 
+enum { SLACK_FLOOR = 64 << 20 }; /* bytes that may be kept however little is live, unless none may */
+
 static void live_more(struct vram_account *a, const struct vram_block *b)
 {
     a->live_bytes += b->size;
@@ -19,6 +21,8 @@ static void live_more(struct vram_account *a, const struct vram_block *b)
     f->bytes += b->size;
     f->count++;
     raise_peak(&f->peak_bytes, f->bytes);
+    a->live_cost += vram_footprint(b->size);
+    raise_peak(&a->peak_live_cost, a->live_cost);
     a->wasted_bytes += waste_of(b);
     raise_peak(&a->peak_live_bytes, a->live_bytes);
     raise_peak(&a->peak_wasted_bytes, a->wasted_bytes);
@@ -32,6 +36,7 @@ static void live_less(struct vram_account *a, const struct vram_block *b)
     a->live_bytes -= b->size;
     a->live_blocks--;
     vram_figures_less(&a->figures[b->family], b->size);
+    a->live_cost -= vram_footprint(b->size);
     a->wasted_bytes -= waste_of(b);
     if (b->chunk)
         b->chunk->live--;
@@ -119,6 +124,19 @@ void vram_account_served(struct vram_account *a, const struct vram_block *b, boo
     *(hit ? &a->hits : &a->driver_allocs) += 1;
     a->figures[b->family].total_bytes += b->size;
     a->figures[b->family].total_count++;
+}
+
+uint64_t vram_account_excess(const struct vram_account *a, uint64_t size, uint32_t slack, uint64_t *ret_allowed)
+{
+    const uint64_t cost = vram_footprint(size), held = (a->held_pages << VRAM_PAGE_SHIFT) + cost;
+    uint64_t peak = a->live_cost + cost;
+    *ret_allowed = UINT64_MAX;
+    if (a->total && peak > a->total)
+        return 0;
+    raise_peak(&peak, a->peak_live_cost);
+    const uint64_t extra = peak / 10000 * (slack - 10000), floor = slack > 10000 ? SLACK_FLOOR : 0;
+    *ret_allowed = peak + (extra > floor ? extra : floor);
+    return held > *ret_allowed ? held - *ret_allowed : 0;
 }
 
 struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr)

@@ -31,14 +31,16 @@ struct vram_account {
     uint64_t returned;                          /* that arrived there, or were refused */
     uint64_t wasted_bytes;  /* footprint of live blocks beyond what fresh ones would take */
     uint64_t peak_wasted_bytes;
+    uint64_t live_cost, peak_live_cost; /* footprint that fresh blocks for what is live would have */
     uint64_t allocs, hits, driver_allocs;
     uint64_t frees, driver_frees;
     uint64_t double_frees;
     uint64_t ended_blocks, ended_bytes; /* live when their context ended */
     uint64_t ended_all;                 /* the same, with cached ones */
     uint64_t oom_rescued, oom_failed;
-    uint64_t flushed_blocks, flushed_bytes;
-    bool looked;             /* for in_use_before; accessed atomically */
+    uint64_t evicted_blocks, evicted_bytes; /* given back to stay within the slack */
+    bool looked;             /* for the next two; accessed atomically */
+    uint64_t total;          /* bytes of the card; 0: not known yet */
     uint64_t in_use_before;  /* on the card, when the program got its first memory: contexts, other programs */
     bool graph_memory;       /* the program allocates inside of captures: graphs own memory */
     bool pitch_known;   /* a native call confirmed that rows are rounded up to 512 bytes here */
@@ -69,6 +71,10 @@ void vram_account_ended(struct vram_account *a, const struct vram_block *b);
 
 /* The program asked for a block and got it. */
 void vram_account_served(struct vram_account *a, const struct vram_block *b, bool hit);
+
+/* How much more than VRAMSHIM_SLACK allows would be held if the driver gave a block for `size` bytes now, which it will not
+ * where that and what is live are more than the card has (then 0); *ret_allowed is what it allows. `slack` in hundredths of a percent of the peak. */
+uint64_t vram_account_excess(const struct vram_account *a, uint64_t size, uint32_t slack, uint64_t *ret_allowed);
 
 struct vram_chunk *vram_chunk_join(struct vram_chunk **chunks, uint64_t addr); /* NULL: no memory */
 void vram_chunk_leave(struct vram_chunk **chunks, struct vram_chunk *chunk);

@@ -253,6 +253,37 @@ static const struct vram_fence *covering(const struct vram_fences *f, uint64_t n
     return first;
 }
 
+bool vram_fence_await(struct vram_life *life, uint64_t size, uint32_t waste)
+{
+    struct vram_fences *f = &life->fences;
+    if (!vram_driver()->cuEventSynchronize)
+        return false;
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_block *b = f->oldest;
+    while (b && !vram_cache_fits(b->capacity, size, waste))
+        b = b->pending_next;
+    const uint64_t wanted = b ? b->fence : 0;
+    if (b && !covering(f, wanted)) {
+        vram_unlock(VRAM_RANK_HEAP);
+        vram_fence_record(life, 0);
+        vram_lock(VRAM_RANK_HEAP);
+    }
+    const struct vram_fence *fence = wanted ? covering(f, wanted) : NULL;
+    CUevent event = fence ? fence->event : NULL;
+    const uint64_t number = fence ? fence->number : 0, done = f->done;
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!event)
+        return wanted && done >= wanted; /* another thread has seen it complete meanwhile */
+
+    /* Recorded again before we wait, the event is that of a later fence, which covers this one. */
+    if (VRAM_DRV(cuEventSynchronize)(event) != CUDA_SUCCESS)
+        return false;
+    vram_lock(VRAM_RANK_HEAP);
+    complete(life, number);
+    vram_unlock(VRAM_RANK_HEAP);
+    return true;
+}
+
 struct vram_block *vram_fence_take(struct vram_life *life, uint64_t size, uint32_t waste)
 {
     struct vram_fences *f = &life->fences;

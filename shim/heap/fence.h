@@ -76,6 +76,10 @@ void vram_fence_settle_device(int device);
  * one, behind its fence. It is then VRAM_FREEING and the caller's. NULL: none fits, or the mode forbids it. Calls. */
 struct vram_block *vram_fence_take(struct vram_life *life, uint64_t size, uint32_t waste);
 
+/* Waits until a pending block that fits such a request is safe, and puts it into the cache with all that is safe by then: the
+ * one that was freed first, of those that fit. False: none fits, or the driver refuses. Calls. */
+bool vram_fence_await(struct vram_life *life, uint64_t size, uint32_t waste);
+
 /* Whether a live block's memory may still be in use by work of before its last free. Under HEAP. */
 bool vram_fence_is_behind(const struct vram_block *block);
 

@@ -203,10 +203,43 @@ static CUresult answered(const struct request *q, CUcontext ctx, struct vram_sit
     return CUDA_SUCCESS;
 }
 
+/* Nothing kept serves the request. Where one more block would be more than VRAMSHIM_SLACK allows, a pending one is waited for,
+ * if there is one that fits: the driver's free, which would have to make room else, waits for all of them. True: the request is
+ * served. False: there is room for the driver's block. */
+static bool await_or_make_room(CUcontext ctx, const struct request *q, struct vram_site site)
+{
+    bool safe;
+    do {
+        vram_lock(VRAM_RANK_HEAP);
+        struct vram_life *life = vram_life_find(ctx);
+        bool beyond = life && vram_reclaim_is_beyond_slack(q->size, life->device);
+        if (!beyond) {
+            vram_unlock(VRAM_RANK_HEAP);
+            return false;
+        }
+        int device = life->device;
+        vram_life_pin(life);
+        vram_unlock(VRAM_RANK_HEAP);
+        safe = vram_gate_enter();
+        if (safe) {
+            safe = vram_fence_await(life, q->size, vram_options->waste);
+            vram_gate_leave();
+        }
+        if (!safe)
+            vram_reclaim_within_slack(q->size, device);
+        vram_life_unpin(life);
+        if (safe && take_cached(ctx, q, site))
+            return true;
+    } while (safe); /* somebody else was quicker */
+    return false;
+}
+
 static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
 {
     struct vram_site site = vram_site_here(caller);
     if (serving() && !vram_life_failed() && take_cached(ctx, q, site))
+        return CUDA_SUCCESS;
+    if (caching() && await_or_make_room(ctx, q, site))
         return CUDA_SUCCESS;
     struct vram_ladder ladder = vram_ladder(q->size, VRAM_EVERY_DEVICE);
     CUresult r = ask_driver(q);

@@ -65,29 +65,39 @@ static void wait_for_askers(void)
  * context meets, all will, be it a sticky error or a driver on its way out. */
 struct walk {
     int device;
+    bool by_age;            /* what was kept for the longest time first; else as vram_cache_victim has it */
     uint64_t bytes, blocks; /* still wanted */
     uint64_t number;        /* of the walk; of which life->refused is the last that it refused */
     struct vram_reclaimed *total;
 };
 
+/* The life whose cache is to give the next block. */
+static struct vram_life *next_to_give(const struct walk *walk)
+{
+    struct vram_life *life, *next, *best = NULL;
+    HASH_ITER(hh, vram_heap.lives, life, next)
+    {
+        const struct vram_cache *cache = &life->cache;
+        if (life->refused == walk->number || life->closing || (walk->device != VRAM_EVERY_DEVICE && life->device != walk->device))
+            continue;
+        if (walk->by_age ? cache->oldest && (!best || cache->oldest->freed.time < best->cache.oldest->freed.time)
+                         : cache->bytes > (best ? best->cache.bytes : 0))
+            best = life;
+    }
+    return best;
+}
+
 /* Takes one victim out of some cache of the device, out of the ledger too (law 16: before the driver gets it), and pins its
  * life. NULL: none is left. It is on its way until arrive(). */
 static struct vram_block *depart(const struct walk *walk, uint64_t *ret_pages)
 {
-    struct vram_life *life, *next, *best = NULL;
     struct vram_block *b = NULL;
     vram_lock(VRAM_RANK_HEAP);
-    HASH_ITER(hh, vram_heap.lives, life, next)
-    {
-        if (life->refused == walk->number || life->closing || (walk->device != VRAM_EVERY_DEVICE && life->device != walk->device))
-            continue;
-        if (life->cache.bytes > (best ? best->cache.bytes : 0))
-            best = life;
-    }
+    struct vram_life *best = next_to_give(walk);
     if (best) {
         struct vram_account *books = vram_books(best->device);
         *ret_pages = books->cached_pages;
-        b = vram_cache_victim(&best->cache, walk->bytes);
+        b = walk->by_age ? vram_cache_take_oldest(&best->cache) : vram_cache_victim(&best->cache, walk->bytes);
         vram_block_withdraw(b);
         *ret_pages -= books->cached_pages;
         books->returning_pages += *ret_pages;
@@ -192,13 +202,44 @@ static bool give_one_back(struct walk *walk)
     return true;
 }
 
-static void reclaim(int device, uint64_t bytes, uint64_t blocks, struct vram_reclaimed *total)
+static void go(struct walk walk)
 {
     vram_lock(VRAM_RANK_HEAP);
-    struct walk walk = {device, bytes, blocks, ++vram_heap.walks, total};
+    walk.number = ++vram_heap.walks;
     vram_unlock(VRAM_RANK_HEAP);
     while (walk.bytes && walk.blocks && give_one_back(&walk))
         ;
+}
+
+static void reclaim(int device, uint64_t bytes, uint64_t blocks, struct vram_reclaimed *total)
+{
+    go((struct walk){.device = device, .bytes = bytes, .blocks = blocks, .total = total});
+}
+
+bool vram_reclaim_is_beyond_slack(size_t size, int device)
+{
+    uint64_t allowed;
+    return vram_options->slack != VRAM_SLACK_NONE &&
+           vram_account_excess(vram_books(device), size, vram_options->slack, &allowed);
+}
+
+void vram_reclaim_within_slack(size_t size, int device)
+{
+    enum { BATCH = 32 }; /* of what is allowed, one part is given back at once */
+    struct vram_reclaimed total = {0};
+    uint64_t allowed;
+    vram_fence_settle_device(device); /* the driver's free waits for all work in any case */
+    vram_lock(VRAM_RANK_HEAP);
+    uint64_t excess = vram_account_excess(vram_books(device), size, vram_options->slack, &allowed);
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!excess)
+        return;
+    uint64_t bytes = excess > allowed / BATCH ? excess : allowed / BATCH;
+    go((struct walk){.device = device, .by_age = true, .bytes = bytes, .blocks = UINT64_MAX, .total = &total});
+    vram_lock(VRAM_RANK_HEAP);
+    vram_books(device)->evicted_blocks += total.blocks;
+    vram_books(device)->evicted_bytes += total.bytes;
+    vram_unlock(VRAM_RANK_HEAP);
 }
 
 /* Blocks kept on every device, and their bytes. */

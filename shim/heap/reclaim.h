@@ -36,6 +36,15 @@ struct vram_block *vram_reclaim_find(uint64_t addr);
 void vram_reclaim_hold(void);
 void vram_reclaim_release(void);
 
+/*
+ * Before the driver is asked for one more block: sees to it that no more is held on the device than VRAMSHIM_SLACK times what
+ * was live at most, counting the block. What serves least, having been kept for the longest time, goes, and a little more than
+ * has to, because the first free waits for all work and stalls its launches, those after it do not (measured).
+ */
+void vram_reclaim_within_slack(size_t size, int device);
+/* Whether it would have something to do. Under HEAP. */
+bool vram_reclaim_is_beyond_slack(size_t size, int device);
+
 /* Gives every cached block back. */
 struct vram_reclaimed vram_reclaim_all(void);
 

@@ -104,6 +104,7 @@ void vram_view_first(int device)
         return;
     name_all(device, &v);
     vram_lock(VRAM_RANK_HEAP);
+    books->total = v.total;
     books->in_use_before = v.used > v.named ? v.used - v.named : 0;
     vram_unlock(VRAM_RANK_HEAP);
 }

@@ -133,6 +133,11 @@ static void cache(struct vram_text *t, const struct vram_account *a)
         vram_text_bytes(t, a->peak_wasted_bytes);
         vram_text_add(t, " beyond what fresh blocks would have taken\n");
     }
+    if (a->evicted_blocks) {
+        line_amount(t, "given back meanwhile", a->evicted_blocks, a->evicted_bytes);
+        vram_text_add(t, "      to hold at most %u.%02u times what was in use at most (VRAMSHIM_SLACK)\n",
+                      vram_options->slack / 10000, vram_options->slack % 10000 / 100);
+    }
     if (a->oom_rescued || a->oom_failed)
         vram_text_add(t, "    %-24s%llu rescued, %llu failed\n", "out of memory", ull(a->oom_rescued),
                       ull(a->oom_failed));

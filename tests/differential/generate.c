@@ -88,6 +88,8 @@ void program_generate(struct program *p, uint64_t seed, size_t operations, bool 
     }
     if (below(2))
         environment(p, "SIMCUDA_DEVICES=2");
+    if (below(2))
+        environment(p, "VRAMSHIM_SLACK=1");
     if (!below(3))
         environment(p, "VRAMSHIM_HOST_CACHE=16M");
     if (!below(3))

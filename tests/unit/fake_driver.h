@@ -34,6 +34,7 @@
     X(cuCtxWaitEvent, (CUcontext ctx, CUevent event), (ctx, event))                                                    \
     X(cuEventCreate, (CUevent * event, unsigned flags), (event, flags))                                                \
     X(cuEventQuery, (CUevent event), (event))                                                                          \
+    X(cuEventSynchronize, (CUevent event), (event))                                                                    \
     X(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device))                               \
     X(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), (pool, attribute, value)) \
     X(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep), (pool, keep))                                                 \
@@ -77,8 +78,8 @@ extern struct CUmemPoolHandle_st fake_pools[2], fake_graphs[2], fake_own_pool; /
 
 extern struct CUctx_st fake_a, fake_b, fake_other; /* two contexts of device 0, one of device 1 */
 
-/* Fills the driver's table, reads the options, makes the process ours and fake_a current. */
-#define FAKE_START(...) fake_start((char *const *)(const char *const[]){"VRAMSHIM=1", ##__VA_ARGS__, NULL})
+/* Fills the driver's table, reads the options (without a bound on what is held, unless the test wants one), makes the process ours and fake_a current. */
+#define FAKE_START(...) fake_start((char *const *)(const char *const[]){"VRAMSHIM_SLACK=none", ##__VA_ARGS__, NULL})
 void fake_start(char *const *environ_strings);
 
 void fake_use(CUcontext ctx); /* makes it the thread's current one; NULL: none */

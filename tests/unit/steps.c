@@ -88,10 +88,12 @@ static void the_books(int device)
         } else {
             sum.live_blocks++;
             sum.live_bytes += b->size;
+            sum.live_cost += vram_footprint(b->size);
             sum.wasted_bytes += vram_footprint(b->capacity) - vram_footprint(b->size);
         }
     }
     cr_assert_eq(a->live_bytes, sum.live_bytes);
+    cr_assert_eq(a->live_cost, sum.live_cost);
     cr_assert_eq(a->live_blocks, sum.live_blocks);
     cr_assert_eq(a->figures[VRAM_PLAIN].bytes + a->figures[VRAM_PITCH].bytes, sum.live_bytes);
     cr_assert_eq(a->figures[VRAM_PLAIN].count + a->figures[VRAM_PITCH].count, sum.live_blocks);

@@ -81,6 +81,20 @@ Test(cache, victims_are_just_enough_else_the_largest)
     cr_assert_null(vram_cache_victim(&cache, 1));
 }
 
+Test(cache, the_oldest_of_those_with_pages_of_their_own)
+{
+    static struct vram_cache cache;
+    cached(&cache, 512);
+    struct vram_block *first = cached(&cache, 8 * MiB), *second = cached(&cache, 2 * MiB), *third = cached(&cache, 8 * MiB);
+    cr_assert_eq(vram_cache_take(&cache, 8 * MiB, 0), third);
+    vram_cache_put(&cache, third);
+    cr_assert_eq(vram_cache_take_oldest(&cache), first);
+    cr_assert_eq(vram_cache_take_oldest(&cache), second);
+    cr_assert_eq(vram_cache_take_oldest(&cache), third);
+    cr_assert_null(vram_cache_take_oldest(&cache));
+    vram_cache_check(&cache);
+}
+
 /* Against a reference that knows only an array. */
 Test(cache, random_operations_agree_with_a_model)
 {

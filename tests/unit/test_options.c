@@ -155,3 +155,18 @@ Test(options, percentages_and_switches)
     cr_assert(b);
     cr_assert_eq(vram_parse_bool("2", &b), -EINVAL);
 }
+
+Test(options, factors)
+{
+    uint32_t f = 7;
+    cr_assert_eq(vram_parse_factor("0.9", &f), -EINVAL);
+    cr_assert_eq(vram_parse_factor("1.1y", &f), -EINVAL);
+    cr_assert_eq(vram_parse_factor("", &f), -EINVAL);
+    cr_assert_eq(f, 7);
+    cr_assert_eq(vram_parse_factor("1", &f), 0);
+    cr_assert_eq(f, 10000);
+    cr_assert_eq(vram_parse_factor("1.25x", &f), 0);
+    cr_assert_eq(f, 12500);
+    cr_assert_eq(vram_parse_factor("none", &f), 0);
+    cr_assert_eq(f, VRAM_SLACK_NONE);
+}

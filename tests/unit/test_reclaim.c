@@ -513,3 +513,123 @@ Test(rescue, nothing_to_give_is_the_programs_own_affair)
     cr_assert_eq(vram_books(0)->oom_failed, 1);
     cr_assert_str_empty(heard());
 }
+
+/* A new shape each time: nothing kept serves, and without a bound all of it would be held. */
+Test(slack, what_is_held_is_bounded_by_what_was_live)
+{
+    FAKE_START("VRAMSHIM_SLACK=1.5");
+    fake.pages[0] = 4096;
+    CUdeviceptr live = get(400 * MiB);
+    for (size_t i = 0; i < 40; i++)
+        give_back(get((20 + 2 * i) * MiB));
+    const struct vram_account *books = vram_books(0);
+    cr_assert_eq(books->peak_live_cost, 498 * MiB);
+    cr_assert_leq(books->held_pages << VRAM_PAGE_SHIFT, 747 * MiB);
+    cr_assert_leq(books->peak_held_bytes, 747 * MiB);
+    cr_assert_gt(books->cached_blocks, 0);
+    cr_assert_eq(books->evicted_blocks + books->cached_blocks, 40 - books->hits);
+    cr_assert_eq(block(live)->state, VRAM_LIVE);
+    invariants();
+}
+
+Test(slack, a_floor_is_always_allowed)
+{
+    FAKE_START("VRAMSHIM_SLACK=1.01");
+    fake.pages[0] = 4096;
+    for (size_t i = 0; i < 4; i++)
+        give_back(get((2 + 2 * i) * MiB)); /* 20 MiB in all, 8 live at once */
+    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    cr_assert_eq(vram_books(0)->cached_blocks, 4);
+}
+
+Test(slack, the_longest_kept_go_first)
+{
+    FAKE_START("VRAMSHIM_SLACK=1.01");
+    fake.pages[0] = 4096;
+    CUdeviceptr first = get(40 * MiB), second = get(50 * MiB), third = get(60 * MiB);
+    give_back(second);
+    give_back(third);
+    give_back(first);
+    get(150 * MiB); /* 300 MiB would be held, 214 are allowed */
+    cr_assert_eq(vram_books(0)->evicted_blocks, 2);
+    cr_assert_eq(vram_books(0)->evicted_bytes, 110 * MiB);
+    cr_assert_eq(block(first)->state, VRAM_CACHED);
+    invariants();
+}
+
+Test(slack, of_one_keeps_nothing_beyond_the_peak)
+{
+    FAKE_START("VRAMSHIM_SLACK=1");
+    fake.pages[0] = 4096;
+    for (size_t i = 0; i < 10; i++)
+        give_back(get((2 + 2 * i) * MiB));
+    cr_assert_eq(vram_books(0)->peak_live_cost, 20 * MiB);
+    cr_assert_eq(vram_books(0)->held_pages, 10);
+    invariants();
+}
+
+Test(slack, none_is_no_bound)
+{
+    FAKE_START("VRAMSHIM_SLACK=none");
+    fake.pages[0] = 4096;
+    for (size_t i = 0; i < 20; i++)
+        give_back(get((10 + 2 * i) * MiB));
+    cr_assert_eq(vram_books(0)->cached_blocks + vram_books(0)->hits, 20);
+    invariants();
+}
+
+Test(slack, a_pending_block_that_fits_is_waited_for_instead)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced", "VRAMSHIM_SLACK=1");
+    fake.pages[0] = 4096;
+    CUdeviceptr p = get(100 * MiB), other = get(90 * MiB);
+    fake_a.work++;
+    give_back(other);
+    give_back(p);
+    cr_assert_eq(get(100 * MiB), p);
+    cr_assert_eq(fake.cuEventSynchronize.calls, 1);
+    cr_assert_eq(fake.cuCtxSynchronize.calls, 0);
+    cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    invariants();
+}
+
+Test(slack, pending_blocks_that_do_not_fit_make_room)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced", "VRAMSHIM_SLACK=1");
+    fake.pages[0] = 4096;
+    CUdeviceptr p = get(100 * MiB);
+    fake_a.work++;
+    give_back(p);
+    get(120 * MiB);
+    cr_assert_eq(fake.cuEventSynchronize.calls, 0);
+    cr_assert_eq(vram_books(0)->evicted_blocks, 1);
+    cr_assert_eq(vram_books(0)->cached_blocks, 0);
+    invariants();
+}
+
+/* The driver refuses: then more is held than was asked for, and the program gets its memory. */
+Test(slack, what_the_driver_does_not_take_back_stays)
+{
+    FAKE_START("VRAMSHIM_SLACK=1");
+    fake.pages[0] = 4096;
+    CUdeviceptr p = get(100 * MiB);
+    give_back(p);
+    fake.cuMemFree_v2.refuse = CUDA_ERROR_UNKNOWN;
+    get(120 * MiB);
+    cr_assert_eq(block(p)->state, VRAM_CACHED);
+    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    invariants();
+}
+
+Test(slack, nothing_is_given_back_during_a_capture)
+{
+    FAKE_START("VRAMSHIM_SLACK=1");
+    fake.pages[0] = 4096;
+    give_back(get(100 * MiB));
+    vram_capture_announce();
+    get(120 * MiB);
+    vram_capture_not_begun();
+    cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+    invariants();
+}
