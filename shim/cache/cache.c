@@ -34,45 +34,40 @@ static unsigned last_occupied(const struct vram_cache *cache)
     return VRAM_BINS;
 }
 
-static void join_age(struct vram_cache *cache, struct vram_block *block)
+static struct vram_ages *ages_of(struct vram_cache *cache, const struct vram_block *block)
 {
-    block->age_next = NULL;
-    block->age_prev = cache->newest;
-    if (cache->newest)
-        cache->newest->age_next = block;
-    else
-        cache->oldest = block;
-    cache->newest = block;
-}
-
-static void leave_age(struct vram_cache *cache, struct vram_block *block)
-{
-    if (block->age_prev)
-        block->age_prev->age_next = block->age_next;
-    else
-        cache->oldest = block->age_next;
-    if (block->age_next)
-        block->age_next->age_prev = block->age_prev;
-    else
-        cache->newest = block->age_prev;
-    block->age_prev = block->age_next = NULL;
+    return vram_is_small(block->capacity) ? &cache->small : &cache->large;
 }
 
 /* The block is, or is no more, one of the cache's. */
 static void count_in(struct vram_cache *cache, struct vram_block *block)
 {
+    struct vram_ages *ages = ages_of(cache, block);
     cache->bytes += block->capacity;
     cache->count++;
-    if (!vram_is_small(block->capacity))
-        join_age(cache, block);
+    block->age_next = NULL;
+    block->age_prev = ages->newest;
+    if (ages->newest)
+        ages->newest->age_next = block;
+    else
+        ages->oldest = block;
+    ages->newest = block;
 }
 
 static void count_out(struct vram_cache *cache, struct vram_block *block)
 {
+    struct vram_ages *ages = ages_of(cache, block);
     cache->bytes -= block->capacity;
     cache->count--;
-    if (!vram_is_small(block->capacity))
-        leave_age(cache, block);
+    if (block->age_prev)
+        block->age_prev->age_next = block->age_next;
+    else
+        ages->oldest = block->age_next;
+    if (block->age_next)
+        block->age_next->age_prev = block->age_prev;
+    else
+        ages->newest = block->age_prev;
+    block->age_prev = block->age_next = NULL;
 }
 
 void vram_cache_put(struct vram_cache *cache, struct vram_block *block)
@@ -161,12 +156,12 @@ struct vram_block *vram_cache_take(struct vram_cache *cache, uint64_t size, uint
     return b && vram_cache_fits(b->capacity, size, waste) ? pop(cache, b) : NULL;
 }
 
-struct vram_block *vram_cache_take_oldest(struct vram_cache *cache)
+struct vram_block *vram_cache_oldest(const struct vram_cache *cache, uint64_t time)
 {
-    struct vram_block *b = cache->oldest;
-    if (b)
-        vram_cache_remove(cache, b);
-    return b;
+    struct vram_block *large = cache->large.oldest, *small = cache->small.oldest;
+    if (large && large->freed.time < time)
+        return large;
+    return small && small->freed.time < time ? small : NULL;
 }
 
 struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted)
@@ -213,10 +208,15 @@ void vram_cache_check(const struct vram_cache *cache)
         }
     }
     VRAM_CHECK(bytes == cache->bytes && count == cache->count);
-    const struct vram_block *last = NULL;
-    for (const struct vram_block *b = cache->oldest; b; last = b, b = b->age_next)
-        VRAM_CHECK(b->age_prev == last && !vram_is_small(b->capacity) && vram_is_kept(b));
-    VRAM_CHECK(cache->newest == last);
+    uint64_t aged = 0;
+    for (int small = 0; small < 2; small++) {
+        const struct vram_ages *ages = small ? &cache->small : &cache->large;
+        const struct vram_block *last = NULL;
+        for (const struct vram_block *b = ages->oldest; b; last = b, b = b->age_next, aged++)
+            VRAM_CHECK(b->age_prev == last && vram_is_small(b->capacity) == small);
+        VRAM_CHECK(ages->newest == last);
+    }
+    VRAM_CHECK(aged == cache->count);
 #else
     (void)cache;
 #endif

@@ -7,8 +7,8 @@
  * large enough and costs the card at most `waste` more than the request itself would (vram_footprint): within one
  * 2 MiB page nothing is wasted, because the driver would have taken the whole page too.
  *
- * Blocks that have pages of their own are in a list by age as well: those that have served nobody for the longest time are
- * the ones to do without. Small blocks share their chunks, and giving up one of them rarely gains anything.
+ * They are in a list by age as well: those that have served nobody for the longest time are the ones to do without. Small
+ * blocks are in a list of their own, because they share their chunks, and giving up one of them rarely gains anything.
  *
  *   invariants: bytes = sum of capacities; count = number of blocks; a bit of `occupied` is set exactly if its bin is not
  *   empty; every block is one that the program has freed.
@@ -27,7 +27,9 @@ struct vram_cache {
     struct vram_block *bins[VRAM_BINS]; /* first block of the smallest capacity */
     uint64_t occupied[VRAM_BINS / 64];
     uint64_t bytes, count;
-    struct vram_block *oldest, *newest; /* of those with pages of their own */
+    struct vram_ages {
+        struct vram_block *oldest, *newest;
+    } large, small;
 };
 
 void vram_cache_put(struct vram_cache *cache, struct vram_block *block);
@@ -40,8 +42,8 @@ struct vram_block *vram_cache_take(struct vram_cache *cache, uint64_t size, uint
  * Large blocks free whole pages; a small one frees its chunk only with all its neighbours. NULL: the cache is empty. */
 struct vram_block *vram_cache_victim(struct vram_cache *cache, uint64_t wanted);
 
-/* Takes the block out that has been there for the longest time, of those with pages of their own. NULL: there is none. */
-struct vram_block *vram_cache_take_oldest(struct vram_cache *cache);
+/* The block that was freed first, of the large ones, else of the small ones, if that was before `time`; or NULL. */
+struct vram_block *vram_cache_oldest(const struct vram_cache *cache, uint64_t time);
 
 /* Whether a block of that capacity may serve the request. */
 bool vram_cache_fits(uint64_t capacity, uint64_t size, uint32_t waste);

@@ -32,6 +32,7 @@ struct vram_options {
     uint64_t virtual_cache; /* the same, on each device */
     uint32_t waste;     /* hundredths of a percent */
     uint32_t slack;     /* the same, of what is live; VRAM_SLACK_NONE: no bound */
+    uint64_t decay;     /* ms; UINT64_MAX: never */
     enum vram_free_mode free_mode;
     int signal; /* 0: none */
     bool drain;

@@ -223,16 +223,45 @@ static void end_process(void)
     exit(0);
 }
 
+/* How often to look for what happens after so many ms: four times meanwhile, at least each minute. */
+static uint64_t tick_of(uint64_t ms)
+{
+    if (ms == UINT64_MAX)
+        return VRAM_FOR_EVER;
+    return ms < 240000 ? ms * 250000 : 60000000000u;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* What was kept for as long as VRAMSHIM_DECAY says goes back. Looks as often as tick_of says. */
+static void decay(void)
+{
+    static uint64_t last;
+    uint64_t now = vram_now(), age = vram_options->decay;
+    if (age == UINT64_MAX || now - last < tick_of(age) || now < age * 1000000)
+        return;
+    last = now;
+    struct vram_reclaimed gone = vram_reclaim_decayed(now - age * 1000000);
+    if (!gone.blocks || !vram_options->verbose)
+        return;
+    char buf[160];
+    struct vram_text t = VRAM_TEXT(buf);
+    vram_text_add(&t, "decay: gave ");
+    amount(&t, gone.blocks, gone.bytes);
+    vram_text_add(&t, " back to the driver, unused for ");
+    vram_text_duration(&t, age * 1000000);
+    vram_say("%s", buf);
+}
+
 /* Waits for a request. False: there is none, but the program has been idle for as long as VRAMSHIM_IDLE_DRAIN says, for the
  * first time since it was at work. */
 static bool await_request(void)
 {
     static bool drained; /* since the program was last at work */
-    uint64_t limit = vram_options->idle_drain, last = vram_now(), tick = VRAM_FOR_EVER;
-    if (limit != UINT64_MAX) { /* looked at four times in that time, at least each minute */
+    uint64_t limit = vram_options->idle_drain, last = vram_now();
+    uint64_t tick = earlier(tick_of(limit), tick_of(vram_options->decay));
+    if (limit != UINT64_MAX)
         limit *= 1000000;
-        tick = limit / 4 < 60000000000u ? limit / 4 : 60000000000u;
-    }
     for (;;) {
         unsigned now = atomic_load(&requests);
         if (now != served) { /* a storm of signals is one flush; one that arrives from here on is another */
@@ -243,7 +272,8 @@ static bool await_request(void)
         vram_futex_wait(&requests, now, leaving && tick > ALONE_NS ? ALONE_NS : tick);
         if (leaving && vram_last_is_alone())
             end_process();
-        if (tick == VRAM_FOR_EVER)
+        decay();
+        if (limit == UINT64_MAX)
             continue;
         if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
             last = vram_now();
@@ -299,7 +329,7 @@ void vram_control_start(void)
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
-    if (vram_options->signal || vram_options_watch_launches()) {
+    if (vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX) {
         served = atomic_load(&requests);
         int r = vram_thread_start(serve, "vramshim");
         if (r == 0)

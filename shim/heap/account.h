@@ -38,7 +38,9 @@ struct vram_account {
     uint64_t ended_blocks, ended_bytes; /* live when their context ended */
     uint64_t ended_all;                 /* the same, with cached ones */
     uint64_t oom_rescued, oom_failed;
-    uint64_t evicted_blocks, evicted_bytes; /* given back to stay within the slack */
+    struct vram_amount {
+        uint64_t blocks, bytes;
+    } evicted, decayed; /* given back to stay within the slack / because they served nobody */
     bool looked;             /* for the next two; accessed atomically */
     uint64_t total;          /* bytes of the card; 0: not known yet */
     uint64_t in_use_before;  /* on the card, when the program got its first memory: contexts, other programs */

@@ -65,7 +65,8 @@ static void wait_for_askers(void)
  * context meets, all will, be it a sticky error or a driver on its way out. */
 struct walk {
     int device;
-    bool by_age;            /* what was kept for the longest time first; else as vram_cache_victim has it */
+    uint64_t freed_before;  /* 0: victims as vram_cache_victim has them; else the longest kept first, of those freed before */
+    bool idle;              /* only from contexts that have nothing to do */
     uint64_t bytes, blocks; /* still wanted */
     uint64_t number;        /* of the walk; of which life->refused is the last that it refused */
     struct vram_reclaimed *total;
@@ -75,16 +76,31 @@ struct walk {
 static struct vram_life *next_to_give(const struct walk *walk)
 {
     struct vram_life *life, *next, *best = NULL;
+    uint64_t oldest = UINT64_MAX;
     HASH_ITER(hh, vram_heap.lives, life, next)
     {
-        const struct vram_cache *cache = &life->cache;
         if (life->refused == walk->number || life->closing || (walk->device != VRAM_EVERY_DEVICE && life->device != walk->device))
             continue;
-        if (walk->by_age ? cache->oldest && (!best || cache->oldest->freed.time < best->cache.oldest->freed.time)
-                         : cache->bytes > (best ? best->cache.bytes : 0))
+        if (walk->freed_before) {
+            const struct vram_block *b = vram_cache_oldest(&life->cache, walk->freed_before);
+            if (b && b->freed.time < oldest) {
+                oldest = b->freed.time;
+                best = life;
+            }
+        } else if (life->cache.bytes > (best ? best->cache.bytes : 0)) {
             best = life;
+        }
     }
     return best;
+}
+
+static struct vram_block *take_victim(const struct walk *walk, struct vram_cache *cache)
+{
+    if (!walk->freed_before)
+        return vram_cache_victim(cache, walk->bytes);
+    struct vram_block *b = vram_cache_oldest(cache, walk->freed_before);
+    vram_cache_remove(cache, b);
+    return b;
 }
 
 /* Takes one victim out of some cache of the device, out of the ledger too (law 16: before the driver gets it), and pins its
@@ -97,7 +113,7 @@ static struct vram_block *depart(const struct walk *walk, uint64_t *ret_pages)
     if (best) {
         struct vram_account *books = vram_books(best->device);
         *ret_pages = books->cached_pages;
-        b = walk->by_age ? vram_cache_take_oldest(&best->cache) : vram_cache_victim(&best->cache, walk->bytes);
+        b = take_victim(walk, &best->cache);
         vram_block_withdraw(b);
         *ret_pages -= books->cached_pages;
         books->returning_pages += *ret_pages;
@@ -121,7 +137,7 @@ struct vram_block *vram_reclaim_find(uint64_t addr)
 }
 
 /* The driver has what depart() took out, or refused it: then it is cached again. */
-static void arrive(struct vram_block *b, uint64_t pages, CUresult r)
+static void arrive(const struct walk *walk, struct vram_block *b, uint64_t pages, CUresult r)
 {
     vram_lock(VRAM_RANK_HEAP);
     struct vram_account *books = vram_books(b->life->device);
@@ -137,6 +153,11 @@ static void arrive(struct vram_block *b, uint64_t pages, CUresult r)
     bool kept = false;
     if (r == CUDA_SUCCESS) {
         books->driver_frees++;
+        if (walk->freed_before) {
+            struct vram_amount *why = walk->idle ? &books->decayed : &books->evicted;
+            why->blocks++;
+            why->bytes += b->capacity;
+        }
     } else {
         b->state = VRAM_LIVE; /* enters as every block does; not if the driver does not know it: somebody else freed it */
         kept = r != CUDA_ERROR_INVALID_VALUE && !vram_ledger_find(&vram_heap.ledger, b->addr) && vram_block_enter(b);
@@ -166,6 +187,28 @@ static CUresult free_in_its_context(const struct vram_block *b)
     return r;
 }
 
+/* Whether the context from which the next block would come has nothing to do, as far as can be said; else it is passed over.
+ * True if there is none. In the gate. */
+static bool is_idle(const struct walk *walk)
+{
+    enum { AT_ONCE_NS = 200000 };
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_life *life = next_to_give(walk);
+    if (life)
+        vram_life_pin(life);
+    vram_unlock(VRAM_RANK_HEAP);
+    if (!life)
+        return true;
+    uint64_t start = vram_now();
+    bool idle = vram_life_synchronise(life) == CUDA_SUCCESS && vram_now() - start < AT_ONCE_NS;
+    vram_lock(VRAM_RANK_HEAP);
+    if (!idle)
+        life->refused = walk->number;
+    vram_life_unpin(life);
+    vram_unlock(VRAM_RANK_HEAP);
+    return idle;
+}
+
 /* One step of a walk; false: it is at its end. */
 static bool give_one_back(struct walk *walk)
 {
@@ -174,6 +217,10 @@ static bool give_one_back(struct walk *walk)
     if (!vram_gate_enter()) {
         walk->total->capture = true;
         return false;
+    }
+    if (walk->idle && !vram_heap_is_exiting() && !is_idle(walk)) {
+        vram_gate_leave();
+        return true;
     }
     uint64_t pages;
     /* On the way out no driver call is ours any more (law 27); asked inside the gate, which exit drains. */
@@ -186,7 +233,7 @@ static bool give_one_back(struct walk *walk)
     uint64_t capacity = b->capacity, footprint = vram_footprint(capacity);
     CUresult r = free_in_its_context(b);
     vram_gate_leave();
-    arrive(b, pages, r);
+    arrive(walk, b, pages, r);
     if (r == CUDA_SUCCESS) {
         walk->bytes -= footprint < walk->bytes ? footprint : walk->bytes;
         walk->blocks--;
@@ -235,11 +282,7 @@ void vram_reclaim_within_slack(size_t size, int device)
     if (!excess)
         return;
     uint64_t bytes = excess > allowed / BATCH ? excess : allowed / BATCH;
-    go((struct walk){.device = device, .by_age = true, .bytes = bytes, .blocks = UINT64_MAX, .total = &total});
-    vram_lock(VRAM_RANK_HEAP);
-    vram_books(device)->evicted_blocks += total.blocks;
-    vram_books(device)->evicted_bytes += total.bytes;
-    vram_unlock(VRAM_RANK_HEAP);
+    go((struct walk){.device = device, .freed_before = UINT64_MAX, .bytes = bytes, .blocks = UINT64_MAX, .total = &total});
 }
 
 /* Blocks kept on every device, and their bytes. */
@@ -252,6 +295,15 @@ static void count_kept(uint64_t *ret_blocks, uint64_t *ret_bytes)
         *ret_bytes += vram_heap.devices[d].cached_bytes;
     }
     vram_unlock(VRAM_RANK_HEAP);
+}
+
+struct vram_reclaimed vram_reclaim_decayed(uint64_t time)
+{
+    struct vram_reclaimed total = {0};
+    vram_fence_settle_device(VRAM_EVERY_DEVICE); /* makes this thread wait and no other (measured) */
+    go((struct walk){.device = VRAM_EVERY_DEVICE, .freed_before = time, .idle = true, .bytes = UINT64_MAX, .blocks = UINT64_MAX,
+                     .total = &total});
+    return total;
 }
 
 struct vram_reclaimed vram_reclaim_all(void)

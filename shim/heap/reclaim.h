@@ -45,6 +45,12 @@ void vram_reclaim_within_slack(size_t size, int device);
 /* Whether it would have something to do. Under HEAP. */
 bool vram_reclaim_is_beyond_slack(size_t size, int device);
 
+/*
+ * Gives back what was freed before `time` and has served nobody since. Makes no call of the program wait: a context that has
+ * work under way is left alone, because a free waits for it and stalls further launches (measured).
+ */
+struct vram_reclaimed vram_reclaim_decayed(uint64_t time);
+
 /* Gives every cached block back. */
 struct vram_reclaimed vram_reclaim_all(void);
 

@@ -47,7 +47,7 @@ struct vram_block {
     struct vram_block *life_prev, *life_next; /* all blocks of one life */
     struct vram_block *same_prev, *same_next; /* cache: further blocks of the same capacity */
     struct vram_block *size_prev, *size_next; /* cache: first blocks of neighbouring capacities in a bin */
-    struct vram_block *age_prev, *age_next;   /* cache: blocks with pages of their own, the longest there first */
+    struct vram_block *age_prev, *age_next;   /* cache: large blocks, or small ones, by age */
     struct vram_block *pending_prev, *pending_next; /* pending blocks of one life, by fence; those on their way out */
 
     UT_hash_handle hh; /* ledger */

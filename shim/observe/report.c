@@ -133,8 +133,10 @@ static void cache(struct vram_text *t, const struct vram_account *a)
         vram_text_bytes(t, a->peak_wasted_bytes);
         vram_text_add(t, " beyond what fresh blocks would have taken\n");
     }
-    if (a->evicted_blocks) {
-        line_amount(t, "given back meanwhile", a->evicted_blocks, a->evicted_bytes);
+    if (a->decayed.blocks)
+        line_amount(t, "given back when unused", a->decayed.blocks, a->decayed.bytes);
+    if (a->evicted.blocks) {
+        line_amount(t, "given back meanwhile", a->evicted.blocks, a->evicted.bytes);
         vram_text_add(t, "      to hold at most %u.%02u times what was in use at most (VRAMSHIM_SLACK)\n",
                       vram_options->slack / 10000, vram_options->slack % 10000 / 100);
     }

@@ -275,6 +275,25 @@ LAW_CASE_SIM(a_signal_waits_for_the_end)
     CHECK_EQ(law_run_child("signalled_in_a_capture", NULL, text, sizeof(text)), 0);
 }
 
+/* What was kept for too long goes back by itself, but not now. */
+LAW_CHILD(decays_in_a_capture)
+{
+    begin_with_something_cached(CU_STREAM_CAPTURE_MODE_RELAXED);
+    unsigned long before = driver_calls("cuMemFree_v2");
+    LINGER(driver_calls("cuMemFree_v2") != before);
+    CHECK_EQ(driver_calls("cuMemFree_v2"), before);
+    ends_with(CUDA_SUCCESS);
+    if (under_shim())
+        WAIT_UNTIL(driver_calls("cuMemFree_v2") == before + 1);
+    CHECK_EQ(SIM(sim_calls_during_capture)("cuMemFree_v2"), 0);
+}
+
+LAW_CASE_SIM(decay_waits_for_the_end)
+{
+    char text[8192];
+    CHECK_EQ(law_run_child("decays_in_a_capture", ENV("VRAMSHIM_DECAY=0.05"), text, sizeof(text)), 0);
+}
+
 /* All ways to end a capture are seen: afterwards the cache works again. */
 LAW_CASE(destroying_the_stream_ends_its_capture)
 {

@@ -81,18 +81,29 @@ Test(cache, victims_are_just_enough_else_the_largest)
     cr_assert_null(vram_cache_victim(&cache, 1));
 }
 
-Test(cache, the_oldest_of_those_with_pages_of_their_own)
+static struct vram_block *cached_at(struct vram_cache *cache, uint64_t capacity, uint64_t time)
+{
+    struct vram_block *b = cached(cache, capacity);
+    b->freed.time = time;
+    return b;
+}
+
+Test(cache, the_oldest_of_the_large_ones_then_of_the_small_ones)
 {
     static struct vram_cache cache;
-    cached(&cache, 512);
-    struct vram_block *first = cached(&cache, 8 * MiB), *second = cached(&cache, 2 * MiB), *third = cached(&cache, 8 * MiB);
+    struct vram_block *small = cached_at(&cache, 512, 1), *first = cached_at(&cache, 8 * MiB, 2);
+    struct vram_block *second = cached_at(&cache, 2 * MiB, 3), *third = cached_at(&cache, 8 * MiB, 4);
     cr_assert_eq(vram_cache_take(&cache, 8 * MiB, 0), third);
     vram_cache_put(&cache, third);
-    cr_assert_eq(vram_cache_take_oldest(&cache), first);
-    cr_assert_eq(vram_cache_take_oldest(&cache), second);
-    cr_assert_eq(vram_cache_take_oldest(&cache), third);
-    cr_assert_null(vram_cache_take_oldest(&cache));
-    vram_cache_check(&cache);
+    cr_assert_null(vram_cache_oldest(&cache, 1));
+    cr_assert_eq(vram_cache_oldest(&cache, 2), small);
+    struct vram_block *const in_order[] = {first, second, third, small};
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(vram_cache_oldest(&cache, UINT64_MAX), in_order[i]);
+        vram_cache_remove(&cache, in_order[i]);
+        vram_cache_check(&cache);
+    }
+    cr_assert_null(vram_cache_oldest(&cache, UINT64_MAX));
 }
 
 /* Against a reference that knows only an array. */

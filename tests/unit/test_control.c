@@ -448,10 +448,10 @@ Test(thread, the_signal_is_a_request_whatever_the_program_does_with_it, .timeout
     cr_assert_eq(times_heard("signal received"), 0);
 }
 
-Test(thread, without_a_signal_there_is_none)
+Test(thread, without_a_signal_and_decay_there_is_none)
 {
     bool all_blocked;
-    FAKE_START("VRAMSHIM_SIGNAL=none");
+    FAKE_START("VRAMSHIM_SIGNAL=none", "VRAMSHIM_DECAY=none");
     vram_control_start();
     cr_assert_not(vram_control_request());
     cr_assert_eq(threads(&all_blocked), 0);

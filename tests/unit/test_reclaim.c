@@ -527,7 +527,7 @@ Test(slack, what_is_held_is_bounded_by_what_was_live)
     cr_assert_leq(books->held_pages << VRAM_PAGE_SHIFT, 747 * MiB);
     cr_assert_leq(books->peak_held_bytes, 747 * MiB);
     cr_assert_gt(books->cached_blocks, 0);
-    cr_assert_eq(books->evicted_blocks + books->cached_blocks, 40 - books->hits);
+    cr_assert_eq(books->evicted.blocks + books->cached_blocks, 40 - books->hits);
     cr_assert_eq(block(live)->state, VRAM_LIVE);
     invariants();
 }
@@ -538,7 +538,7 @@ Test(slack, a_floor_is_always_allowed)
     fake.pages[0] = 4096;
     for (size_t i = 0; i < 4; i++)
         give_back(get((2 + 2 * i) * MiB)); /* 20 MiB in all, 8 live at once */
-    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    cr_assert_eq(vram_books(0)->evicted.blocks, 0);
     cr_assert_eq(vram_books(0)->cached_blocks, 4);
 }
 
@@ -551,8 +551,8 @@ Test(slack, the_longest_kept_go_first)
     give_back(third);
     give_back(first);
     get(150 * MiB); /* 300 MiB would be held, 214 are allowed */
-    cr_assert_eq(vram_books(0)->evicted_blocks, 2);
-    cr_assert_eq(vram_books(0)->evicted_bytes, 110 * MiB);
+    cr_assert_eq(vram_books(0)->evicted.blocks, 2);
+    cr_assert_eq(vram_books(0)->evicted.bytes, 110 * MiB);
     cr_assert_eq(block(first)->state, VRAM_CACHED);
     invariants();
 }
@@ -590,7 +590,7 @@ Test(slack, a_pending_block_that_fits_is_waited_for_instead)
     cr_assert_eq(fake.cuEventSynchronize.calls, 1);
     cr_assert_eq(fake.cuCtxSynchronize.calls, 0);
     cr_assert_eq(fake.cuMemFree_v2.calls, 0);
-    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    cr_assert_eq(vram_books(0)->evicted.blocks, 0);
     invariants();
 }
 
@@ -603,7 +603,7 @@ Test(slack, pending_blocks_that_do_not_fit_make_room)
     give_back(p);
     get(120 * MiB);
     cr_assert_eq(fake.cuEventSynchronize.calls, 0);
-    cr_assert_eq(vram_books(0)->evicted_blocks, 1);
+    cr_assert_eq(vram_books(0)->evicted.blocks, 1);
     cr_assert_eq(vram_books(0)->cached_blocks, 0);
     invariants();
 }
@@ -618,7 +618,7 @@ Test(slack, what_the_driver_does_not_take_back_stays)
     fake.cuMemFree_v2.refuse = CUDA_ERROR_UNKNOWN;
     get(120 * MiB);
     cr_assert_eq(block(p)->state, VRAM_CACHED);
-    cr_assert_eq(vram_books(0)->evicted_blocks, 0);
+    cr_assert_eq(vram_books(0)->evicted.blocks, 0);
     invariants();
 }
 
@@ -631,5 +631,58 @@ Test(slack, nothing_is_given_back_during_a_capture)
     get(120 * MiB);
     vram_capture_not_begun();
     cr_assert_eq(fake.cuMemFree_v2.calls, 0);
+    invariants();
+}
+
+Test(decay, what_was_freed_before_goes)
+{
+    FAKE_START();
+    CUdeviceptr old = get(4 * MiB), small = get(1000), young = get(8 * MiB), live = get(2 * MiB);
+    give_back(old);
+    give_back(small);
+    uint64_t between = vram_now() + 1;
+    moment();
+    give_back(young);
+    struct vram_reclaimed r = vram_reclaim_decayed(between);
+    cr_assert_eq(r.blocks, 2);
+    cr_assert_eq(r.bytes, 4 * MiB + 1000);
+    cr_assert_eq(vram_books(0)->decayed.blocks, 2);
+    cr_assert_eq(block(young)->state, VRAM_CACHED);
+    cr_assert_eq(block(live)->state, VRAM_LIVE);
+    invariants();
+}
+
+static void take_long(void) { nanosleep(&(const struct timespec){0, 5000000}, NULL); }
+
+Test(decay, a_context_at_work_is_left_alone)
+{
+    FAKE_START();
+    CUdeviceptr busy = in(&fake_a, 4 * MiB), idle = in(&fake_b, 6 * MiB);
+    give_back(busy);
+    give_back(idle);
+    fake.cuCtxSynchronize.before = take_long; /* the first that is asked is that of the block that was freed first */
+    cr_assert_eq(vram_reclaim_decayed(UINT64_MAX).blocks, 1);
+    cr_assert_eq(block(busy)->state, VRAM_CACHED);
+    cr_assert_null(block(idle));
+    cr_assert_eq(vram_reclaim_decayed(UINT64_MAX).blocks, 1);
+    invariants();
+}
+
+Test(decay, what_is_pending_counts)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced");
+    give_back(get(4 * MiB));
+    cr_assert_eq(vram_reclaim_decayed(UINT64_MAX).blocks, 1);
+    invariants();
+}
+
+Test(decay, not_during_a_capture)
+{
+    FAKE_START();
+    give_back(get(4 * MiB));
+    vram_capture_announce();
+    cr_assert_eq(vram_reclaim_decayed(UINT64_MAX).blocks, 0);
+    vram_capture_not_begun();
+    cr_assert_eq(vram_reclaim_decayed(UINT64_MAX).blocks, 1);
     invariants();
 }
