@@ -56,6 +56,12 @@ enum vram_free_mode vram_fence_mode(struct vram_life *life)
     return events == VRAM_EVENTS_WORK ? vram_options->free_mode : VRAM_FREE_SYNC;
 }
 
+bool vram_fence_is_free_of_waits(const struct vram_life *life)
+{
+    return vram_options->free_mode != VRAM_FREE_SYNC && !__atomic_load_n(&life->peer_count, __ATOMIC_ACQUIRE) &&
+           __atomic_load_n(&life->fences.events, __ATOMIC_ACQUIRE) == VRAM_EVENTS_WORK;
+}
+
 static bool by_size(void) { return vram_options->free_mode == VRAM_FREE_ORDERED; }
 
 void vram_fence_add(struct vram_block *block)

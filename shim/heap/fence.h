@@ -56,6 +56,9 @@ struct vram_fences {
  * contexts with peer access have work of their own. Calls. */
 enum vram_free_mode vram_fence_mode(struct vram_life *life);
 
+/* Whether it is known already that they are made safe without waiting, as the option says. */
+bool vram_fence_is_free_of_waits(const struct vram_life *life);
+
 /* A freed block becomes pending / stops being pending because something else becomes of it. Under HEAP. */
 void vram_fence_add(struct vram_block *block);
 void vram_fence_drop(struct vram_block *block);

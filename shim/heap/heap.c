@@ -38,7 +38,7 @@ struct vram_site vram_site_here(uintptr_t caller)
         tid = (uint32_t)syscall(SYS_gettid);
         tid_pid = vram_proc_pid();
     }
-    return (struct vram_site){vram_now(), caller, tid};
+    return (struct vram_site){vram_now_roughly(), caller, tid};
 }
 
 /* The cache may serve now. A capture is the program's business alone (law 17). */
@@ -302,6 +302,9 @@ static void note_double_free(struct vram_block *b, struct vram_site site)
         (struct vram_double_free){b->addr, b->size, b->freed, site};
 }
 
+/* What may be kept when it is freed, if there is room: nobody else knows the memory (law 19). */
+static bool may_keep(const struct vram_block *b) { return !b->identity_left && !b->life->uncached; }
+
 static bool room_in_cache(const struct vram_block *b)
 {
     const struct vram_account *books = vram_books(b->life->device);
@@ -434,6 +437,47 @@ static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdevic
     return b;
 }
 
+/* Where frees do not wait, nearly every one is of a block of the current context, and is kept at once: one look at the driver,
+ * one at the books. NULL and *ret_kept false: nothing was done. Not NULL: the driver refuses the fence, and the block is VRAM_FREEING
+ * and its life pinned, as after begin_free. */
+static struct vram_block *keep_at_once(CUdeviceptr dptr, uintptr_t caller, bool *ret_kept)
+{
+    struct vram_life *fence_due = NULL;
+    struct vram_block *refused = NULL;
+    uint64_t fence = 0;
+    *ret_kept = false;
+    if (vram_options->free_mode == VRAM_FREE_SYNC || !caching() || !vram_gate_enter())
+        return NULL;
+    struct vram_site site = vram_site_here(caller);
+    CUcontext here = vram_life_failed() ? NULL : vram_life_context();
+    vram_lock(VRAM_RANK_HEAP);
+    struct vram_block *b = here ? vram_ledger_find(&vram_heap.ledger, dptr) : NULL;
+    if (b && b->state == VRAM_LIVE && b->life->ctx == here && !b->life->closing && vram_fence_is_free_of_waits(b->life) &&
+        may_keep(b)) {
+        b->state = VRAM_FREEING;
+        b->freed = site;
+        if (enter_cache(b, vram_options->free_mode)) {
+            *ret_kept = true;
+            fence = b->fence;
+            if (b->life->fences.frees >= VRAM_FENCE_EVERY)
+                vram_life_pin(fence_due = b->life);
+        } else {
+            b->state = VRAM_LIVE;
+        }
+    }
+    vram_unlock(VRAM_RANK_HEAP);
+    if (fence_due && vram_fence_record(fence_due, VRAM_FENCE_EVERY) != CUDA_SUCCESS) {
+        vram_lock(VRAM_RANK_HEAP);
+        refused = leave_pending(b, fence) ? b : NULL;
+        vram_unlock(VRAM_RANK_HEAP);
+    }
+    if (fence_due && !refused)
+        vram_life_unpin(fence_due);
+    *ret_kept = *ret_kept && !refused;
+    vram_gate_leave();
+    return refused;
+}
+
 /* None of our blocks: of another family, or unknown. The driver's word, verbatim (law 8). */
 static CUresult free_other(CUdeviceptr dptr)
 {
@@ -450,15 +494,19 @@ CUresult vram_heap_free(CUdeviceptr dptr, uintptr_t caller)
     if (!dptr)
         return VRAM_DRV(cuMemFree_v2)(dptr);
 
-    CUdeviceptr forward;
-    struct vram_block *b = begin_free(dptr, caller, &forward);
+    bool kept;
+    CUdeviceptr forward = 0;
+    struct vram_block *refused = keep_at_once(dptr, caller, &kept);
+    if (kept)
+        return CUDA_SUCCESS;
+    struct vram_block *b = refused ? refused : begin_free(dptr, caller, &forward);
     if (!b && forward == dptr)
         return free_other(dptr);
     if (!b) /* a second free is answered here, unless even a bad one would be met by something else */
         return vram_capture_active() || vram_life_failed() ? VRAM_DRV(cuMemFree_v2)(forward) : CUDA_ERROR_INVALID_VALUE;
 
     struct vram_life *life = b->life;
-    bool kept = caching() && !b->identity_left && !life->uncached && keep(b);
+    kept = !refused && caching() && may_keep(b) && keep(b);
     /* Not to be kept, or its work failed: the program gets what the driver says of this free (law 13). */
     CUresult r = kept ? CUDA_SUCCESS : free_native(b);
     vram_life_unpin(life);

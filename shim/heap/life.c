@@ -101,11 +101,14 @@ struct vram_life *vram_life_of_current(CUcontext ctx)
 
 void vram_life_pin(struct vram_life *life) { atomic_fetch_add(&life->busy, 1); }
 
+static atomic_uint enders; /* threads that wait for a life not to be pinned */
+
 void vram_life_unpin(struct vram_life *life)
 {
-    /* The life may be freed as soon as the count is seen as zero: wake by address, touch nothing. */
+    /* The life may be freed as soon as the count is seen as zero: wake by address, touch nothing. Nobody is woken where nobody
+     * waits, as nearly always: who waits says so before looking at the count, we look at the count before (both seq_cst). */
     atomic_uint *busy = &life->busy;
-    if (atomic_fetch_sub(busy, 1) == 1)
+    if (atomic_fetch_sub(busy, 1) == 1 && vram_unlikely(atomic_load(&enders)))
         vram_futex_wake(busy);
 }
 
@@ -184,8 +187,10 @@ struct vram_life *vram_life_end_begin(CUcontext ctx)
 
     int saved = errno;
     unsigned n;
+    atomic_fetch_add(&enders, 1);
     while ((n = atomic_load(&life->busy)) != 0)
         vram_futex_wait(&life->busy, n, VRAM_FOR_EVER);
+    atomic_fetch_sub(&enders, 1);
     errno = saved;
     return life;
 }

@@ -23,7 +23,7 @@ enum vram_block_state {
 
 /* Where a call came from, for the report. */
 struct vram_site {
-    uint64_t time;    /* ns, monotonic */
+    uint64_t time;    /* ns, monotonic, roughly (base/clock.h) */
     uintptr_t caller; /* return address into whoever called the driver API */
     uint32_t tid;
 };
