@@ -4,6 +4,7 @@
  */
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "law.h"
 #include "sim.h"
@@ -165,12 +166,14 @@ LAW_CHILD(has_children)
     }
     law_context();
     pairs(1);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         int status = -1;
-        pid_t pid = i < 2 ? fork() : vfork();
+        pid_t pid = i < 2 ? fork() : i < 4 ? vfork() : (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
         if (pid == 0) {
             if (i == 0)
                 exit(0);
+            if (i == 4)
+                quick_exit(0); /* no handler of a fork has run */
             if (i == 2)
                 execl("/nowhere/to/be/found", "nothing", (char *)NULL);
             _exit(0);
