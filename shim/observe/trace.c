@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/proc.h"
@@ -15,7 +16,7 @@
 #include "heap/life.h"
 #include "observe/file.h"
 
-enum { LINE_MAX = 128, SECOND = 1000000 }; /* bytes; us */
+enum { LINE_BYTES = 128 /* at most */, SECOND = 1000000 /* us */ };
 
 bool vram_trace_at_work;
 
@@ -25,11 +26,12 @@ static struct vram_text lines = VRAM_TEXT(buffer);
 static uint64_t began; /* time of the first line, ns; 0: there is none */
 static char path[VRAM_PATH_MAX];
 
-static bool has_room(void) { return lines.cap - lines.len > LINE_MAX; }
+static bool has_room(void) { return lines.cap - lines.len > LINE_BYTES; }
 
 static void add_line(const char *action, CUdeviceptr ptr, size_t size, uint32_t tid)
 {
     uint64_t now = vram_now();
+    VRAM_CHECK(has_room());
     if (!began) {
         began = now;
         vram_text_add(&lines, "Thread,Time,Action,Pointer,Size,Stream\n");

@@ -6,8 +6,9 @@
  *   417,00:00:00.014758,allocate,0x7ff7cde00000,4096,0
  *
  * It is what the program sees, whatever the cache does: an allocation is entered after it came back, a free before it is made
- * (law 16), so no two lives of an address overlap. Size is what the program asked for; a free of what is no block of the
- * program's (another family, unknown, freed already) has no line, nor has the end of a context. Time is since the first line.
+ * (law 16), so no two lives of an address overlap. Size is what the program asked for, or, of pitched memory, what its rows
+ * take. A free of what is no block of the program's (another family, unknown, freed already) has no line, nor has the end of a
+ * context; one that the driver refuses, in a context that has failed, keeps its line. Time is since the first line.
  *
  * Called by interpose/, process.c and control/. Lines gather in a buffer, under TRACE; it is written under TRACE and no other
  * lock when it is full, at the signal, and on each way out of the process.
