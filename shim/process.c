@@ -18,6 +18,7 @@
 #include "heap/heap.h"
 #include "interpose/libc.h"
 #include "observe/report.h"
+#include "observe/trace.h"
 
 /* The mask is the thread's (sigprocmask and pthread_sigmask are one system call; the latter has moved between libraries).
  * Signals stay blocked while the locks are held: a handler of the program on this thread may call sigaction. */
@@ -54,6 +55,7 @@ static void postfork_child(void)
     vram_heap_forget();
     vram_control_forget();
     vram_report_forget();
+    vram_trace_start();
     vram_last_watch(vram_control_look);
     vram_proc_record(); /* from here on it is ours again */
     sigprocmask(SIG_SETMASK, &before, NULL);
@@ -61,8 +63,10 @@ static void postfork_child(void)
 
 static void report_at_exit(void)
 {
-    if (vram_proc_is_recorded())
-        vram_report_write();
+    if (!vram_proc_is_recorded())
+        return;
+    vram_trace_write();
+    vram_report_write();
 }
 
 static void report_on_exit(int status, void *unused)
@@ -81,6 +85,7 @@ static void __attribute__((constructor)) load(void)
     vram_proc_record();
     vram_say_init();
     vram_options_read(environ);
+    vram_trace_start();
     vram_disposition_init();
     vram_last_watch(vram_control_look);
     vram_control_atfork = pthread_atfork(prefork, postfork_parent, postfork_child);

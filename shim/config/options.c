@@ -213,7 +213,7 @@ void vram_options_read(char *const *environ_strings)
 
 void vram_option_format(struct vram_text *t, size_t index)
 {
-    const char *const output_names[] = {"stderr", "none", options.report.pattern};
+    static const char *const output_names[] = {[VRAM_OUTPUT_STDERR] = "stderr", [VRAM_OUTPUT_NONE] = "none"};
 #define FORMAT_BOOL(f) vram_text_add(t, "%d", f)
 #define FORMAT_SIZE(f)                                                                                                 \
     do {                                                                                                               \
@@ -239,7 +239,8 @@ void vram_option_format(struct vram_text *t, size_t index)
     } while (0)
 #define FORMAT_FREE(f) vram_text_add(t, "%s", free_modes[f])
 #define FORMAT_SIGNAL(f) vram_signal_format(t, f)
-#define FORMAT_OUTPUT(f) vram_text_add(t, "%s", output_names[(f).kind])
+#define FORMAT_OUTPUT(f)                                                                                               \
+    vram_text_add(t, "%s", (f).kind == VRAM_OUTPUT_PATH ? (f).pattern : output_names[(f).kind])
     size_t i = 0;
 #define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
     if (index == i++) {                                                                                                \

@@ -38,6 +38,7 @@ struct vram_options {
     bool drain;
     uint64_t idle_drain; /* ms; UINT64_MAX: never */
     struct vram_output report;
+    struct vram_output trace;
     bool verbose;
 };
 

@@ -25,6 +25,7 @@
 #include "heap/reclaim.h"
 #include "heap/view.h"
 #include "heap/virtual.h"
+#include "observe/trace.h"
 
 enum {
     LAST_CALL_MS = 200,
@@ -206,6 +207,7 @@ static void flush(const struct vram_drained *drained, bool draining)
     }
     tell(&total, &beside, vram_now() - start, drained, draining);
     tell_view();
+    vram_trace_write();
 }
 
 static void post(void)

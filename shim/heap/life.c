@@ -360,3 +360,12 @@ void vram_block_withdraw(struct vram_block *b)
     if (b->life_next)
         b->life_next->life_prev = b->life_prev;
 }
+
+uint64_t vram_block_live_size(uint64_t addr)
+{
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_block *b = vram_ledger_find(&vram_heap.ledger, addr);
+    uint64_t size = b && b->state == VRAM_LIVE ? b->size : 0;
+    vram_unlock(VRAM_RANK_HEAP);
+    return size;
+}

@@ -114,4 +114,7 @@ void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled); /* acces
 bool vram_block_enter(struct vram_block *block);
 void vram_block_withdraw(struct vram_block *block);
 
+/* What the program asked for and holds at this address; 0: no block of its own. Takes HEAP. */
+uint64_t vram_block_live_size(uint64_t addr);
+
 #endif

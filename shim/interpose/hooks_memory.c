@@ -2,10 +2,13 @@
 #include "control/thread.h"
 #include "heap/heap.h"
 #include "interpose/hooks.h"
+#include "observe/trace.h"
 
 CUresult hook_cuMemAlloc_v2(uintptr_t caller, CUdeviceptr *dptr, size_t bytesize)
 {
     CUresult r = vram_heap_alloc(dptr, bytesize, caller);
+    if (vram_trace_on())
+        vram_trace_allocated(r, r == CUDA_SUCCESS ? *dptr : 0, bytesize);
     if (r == CUDA_SUCCESS)
         vram_control_start();
     return r;
@@ -15,20 +18,31 @@ CUresult hook_cuMemAllocPitch_v2(uintptr_t caller, CUdeviceptr *dptr, size_t *pi
                                  unsigned int element_bytes)
 {
     CUresult r = vram_heap_alloc_pitch(dptr, pitch, width_bytes, height, element_bytes, caller);
+    if (vram_trace_on())
+        vram_trace_allocated(r, r == CUDA_SUCCESS ? *dptr : 0, (r == CUDA_SUCCESS ? *pitch : width_bytes) * height);
     if (r == CUDA_SUCCESS)
         vram_control_start();
     return r;
 }
 
-CUresult hook_cuMemFree_v2(uintptr_t caller, CUdeviceptr dptr) { return vram_heap_free(dptr, caller); }
+CUresult hook_cuMemFree_v2(uintptr_t caller, CUdeviceptr dptr)
+{
+    if (vram_trace_on())
+        vram_trace_freeing(dptr);
+    return vram_heap_free(dptr, caller);
+}
 
 CUresult hook_cuMemFreeAsync(uintptr_t caller, CUdeviceptr dptr, CUstream stream)
 {
+    if (vram_trace_on())
+        vram_trace_freeing(dptr);
     return vram_heap_free_async(dptr, stream, VRAM_DRV(cuMemFreeAsync), caller);
 }
 
 CUresult hook_cuMemFreeAsync_ptsz(uintptr_t caller, CUdeviceptr dptr, CUstream stream)
 {
+    if (vram_trace_on())
+        vram_trace_freeing(dptr);
     return vram_heap_free_async(dptr, stream, VRAM_DRV(cuMemFreeAsync_ptsz), caller);
 }
 

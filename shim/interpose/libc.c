@@ -14,6 +14,7 @@
 #include "heap/heap.h"
 #include "interpose/libc.h"
 #include "observe/report.h"
+#include "observe/trace.h"
 
 int vram_sigaction(int sig, const struct sigaction *act, struct sigaction *old);
 int vram_sigaction(int sig, const struct sigaction *act, struct sigaction *old)
@@ -65,6 +66,7 @@ void vram_exit_now(int status)
 {
     if (vram_proc_is_recorded()) {
         vram_heap_exiting();
+        vram_trace_write();
         vram_report_write();
     }
     vram_libc__exit()(status);
@@ -77,6 +79,7 @@ VRAM_EXPORT __typeof__(vram_exit_now) _Exit __attribute__((alias("vram_exit_now"
 static void report_at_quick_exit(void *unused)
 {
     (void)unused;
+    vram_trace_write();
     if (!vram_report_is_due())
         return;
     vram_libc___cxa_at_quick_exit()(report_at_quick_exit, NULL); /* for other threads that leave so, to wait in */

@@ -1,7 +1,6 @@
 #include "observe/report.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 #include "base/text.h"
 #include "config/options.h"
 #include "heap/heap.h"
+#include "observe/file.h"
 
 enum { LARGEST = 5, PATIENCE_NS = 1000000000 };
 
@@ -207,36 +207,6 @@ static void compose(struct vram_text *t, bool exact)
     double_frees(t, doubles);
 }
 
-static bool names_the_pid(const char *pattern)
-{
-    for (const char *c = pattern; *c; c++)
-        if (*c == '%' && c[1] && *++c == 'p')
-            return true;
-    return false;
-}
-
-/* 0, or a negative errno. The file carries the pid (law 26). */
-static int write_file(const struct vram_text *t, char *path, size_t cap)
-{
-    static struct vram_output output; /* not on the stack, which may be a signal handler's */
-    output = vram_options->report;
-    if (!names_the_pid(output.pattern)) {
-        if (strlen(output.pattern) + 4 >= sizeof(output.pattern))
-            return -ENAMETOOLONG;
-        strcat(output.pattern, ".%p");
-    }
-    int r = vram_output_path(&output, vram_proc_pid(), path, cap);
-    if (r < 0)
-        return r;
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
-    if (fd < 0)
-        return -errno;
-    r = vram_write_gently(fd, t->buf, t->len);
-    if (close(fd) != 0 && r == 0)
-        r = -errno;
-    return r;
-}
-
 static int this_thread(void) { return (int)syscall(SYS_gettid); }
 
 bool vram_report_is_due(void)
@@ -263,7 +233,7 @@ static void write_report(void)
 
     if (vram_options->report.kind == VRAM_OUTPUT_PATH) {
         static char path[VRAM_PATH_MAX];
-        int r = write_file(&t, path, sizeof(path));
+        int r = vram_file_append(&vram_options->report, t.buf, t.len, path, sizeof(path));
         if (r == 0)
             return;
         vram_say("cannot write the report to %s (%s); it follows here", path, strerror(-r));

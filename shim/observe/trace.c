@@ -1,0 +1,123 @@
+#include "observe/trace.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/lock.h"
+#include "base/proc.h"
+#include "base/say.h"
+#include "base/text.h"
+#include "config/options.h"
+#include "heap/heap.h"
+#include "heap/life.h"
+#include "observe/file.h"
+
+enum { LINE_BYTES = 128 /* at most */, SECOND = 1000000 /* us */ };
+
+bool vram_trace_at_work;
+
+/* All under TRACE. */
+static char buffer[64 * 1024];
+static struct vram_text lines = VRAM_TEXT(buffer);
+static uint64_t began; /* time of the first line, ns; 0: there is none */
+static char path[VRAM_PATH_MAX];
+
+static bool has_room(void) { return lines.cap - lines.len > LINE_BYTES; }
+
+static void add_line(const char *action, CUdeviceptr ptr, size_t size, uint32_t tid)
+{
+    uint64_t now = vram_now();
+    VRAM_CHECK(has_room());
+    if (!began) {
+        began = now;
+        vram_text_add(&lines, "Thread,Time,Action,Pointer,Size,Stream\n");
+    }
+    uint64_t us = (now - began) / 1000, s = us / SECOND;
+    vram_text_add(&lines, "%" PRIu32 ",%02" PRIu64 ":%02u:%02u.%06u,%s,0x%llx,%zu,0\n", tid, s / 3600, (unsigned)(s / 60 % 60),
+                  (unsigned)(s % 60), (unsigned)(us % SECOND), action, ptr, size);
+}
+
+/* 0, or a negative errno: then it was the last. */
+static int write_lines(void)
+{
+    const struct vram_output *to = &vram_options->trace;
+    int r = to->kind == VRAM_OUTPUT_STDERR ? vram_say_raw(lines.buf, lines.len)
+                                           : vram_file_append(to, lines.buf, lines.len, path, sizeof(path));
+    lines.len = 0;
+    if (r < 0)
+        __atomic_store_n(&vram_trace_at_work, false, __ATOMIC_RELAXED);
+    return r;
+}
+
+/* Not under TRACE: whoever failed is the last who has used the path. */
+static void told(int r)
+{
+    if (r < 0)
+        vram_say("cannot write the trace to %s (%s): it ends here",
+                 vram_options->trace.kind == VRAM_OUTPUT_STDERR ? "standard error" : path, strerror(-r));
+}
+
+/* A thread that is cancelled in open() or write() would leave with the lock. */
+static int hold_cancellation(void)
+{
+    int before = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static void add(const char *action, CUdeviceptr ptr, size_t size)
+{
+    const uint32_t tid = vram_site_here(0).tid;
+    int cancelling = hold_cancellation(), r = 0;
+    vram_lock(VRAM_RANK_TRACE);
+    if (vram_trace_on()) {
+        add_line(action, ptr, size, tid);
+        if (!has_room())
+            r = write_lines();
+    }
+    vram_unlock(VRAM_RANK_TRACE);
+    told(r);
+    pthread_setcancelstate(cancelling, NULL);
+}
+
+void vram_trace_allocated(CUresult r, CUdeviceptr ptr, size_t size)
+{
+    if (r == CUDA_SUCCESS)
+        add("allocate", ptr, size);
+    else
+        add("allocate failure", 0, size);
+}
+
+void vram_trace_freeing(CUdeviceptr ptr)
+{
+    size_t size = vram_block_live_size(ptr);
+    if (size)
+        add("free", ptr, size);
+}
+
+void vram_trace_write(void)
+{
+    int saved = errno, r = 0;
+    if (!vram_trace_on() || !vram_proc_is_recorded())
+        return;
+    int cancelling = hold_cancellation();
+    if (vram_lock_at_exit(VRAM_RANK_TRACE)) {
+        if (vram_trace_on() && lines.len)
+            r = write_lines();
+        vram_unlock(VRAM_RANK_TRACE);
+    }
+    told(r);
+    pthread_setcancelstate(cancelling, NULL);
+    errno = saved;
+}
+
+void vram_trace_start(void)
+{
+    lines.len = 0;
+    began = 0;
+    __atomic_store_n(&vram_trace_at_work, vram_options->trace.kind != VRAM_OUTPUT_NONE, __ATOMIC_RELAXED);
+}
