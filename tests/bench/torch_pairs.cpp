@@ -1,5 +1,4 @@
-// The turn of pairs.c with torch's own allocator, without Python: scripts/bench builds it against the torch that it
-// has.
+// The turn of pairs.c with torch's own allocator, without Python. scripts/bench builds it, where torch is installed.
 //
 //   torch_pairs SIZE THREADS SECONDS
 #include <c10/cuda/CUDACachingAllocator.h>
