@@ -8,8 +8,9 @@
 
 VRAM_OLD_SYMBOL(pthread_mutex_timedlock, "GLIBC_2.2.5");
 
+/* They are held for less time than it takes to sleep: whoever finds one taken looks again for a while. */
 static pthread_mutex_t locks[VRAM_RANKS] = {
-#define VRAM_LOCK(name) [VRAM_RANK_##name] = PTHREAD_MUTEX_INITIALIZER,
+#define VRAM_LOCK(name) [VRAM_RANK_##name] = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
 #include "base/lock.def"
 #undef VRAM_LOCK
 };

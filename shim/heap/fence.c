@@ -77,6 +77,7 @@ void vram_fence_add(struct vram_block *block)
     else
         f->oldest = block;
     f->newest = block;
+    f->pending++;
     f->frees++;
     if (by_size())
         vram_cache_put(&f->by_size, block);
@@ -95,6 +96,7 @@ static void unlist(struct vram_block *block)
     else
         f->newest = block->pending_prev;
     block->pending_prev = block->pending_next = NULL;
+    f->pending--;
 }
 
 void vram_fence_drop(struct vram_block *block)
@@ -172,6 +174,18 @@ CUresult vram_fence_record(struct vram_life *life, unsigned at_least)
         f->frees += frees; /* the next fence covers them as well */
     vram_unlock(VRAM_RANK_HEAP);
     return r;
+}
+
+bool vram_fence_awaits_company(struct vram_life *life, uint64_t size)
+{
+    enum { SMALL = 64 << 10 }; /* so many of them are less than a page of the card's memory */
+    const struct vram_fences *f = &life->fences;
+    if (size > SMALL)
+        return false;
+    vram_lock(VRAM_RANK_HEAP);
+    bool few = f->pending < 2 * VRAM_FENCE_EVERY && f->frees < VRAM_FENCE_EVERY;
+    vram_unlock(VRAM_RANK_HEAP);
+    return few;
 }
 
 void vram_fence_poll(struct vram_life *life)

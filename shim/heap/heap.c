@@ -61,21 +61,31 @@ struct request {
  * device, and only what was confirmed is served from the cache. */
 static size_t row_pitch(size_t width) { return width > SIZE_MAX - 511 ? 0 : (width + 511) & ~(size_t)511; }
 
-/* A block of which nothing is ready: perhaps one has become so, or can be put behind its fence. It is then VRAM_FREEING. The
- * life is pinned. */
-static struct vram_block *take_pending(struct vram_life *life, const struct request *q)
+/* What has become ready of what was pending. */
+static struct vram_block *take_complete(struct vram_life *life, const struct request *q)
 {
-    if (!vram_gate_enter())
-        return NULL;
-    vram_fence_record(life, 1); /* an idle context is done with it at once; else, there is one later */
     vram_fence_poll(life);
     vram_lock(VRAM_RANK_HEAP);
     struct vram_block *b = vram_cache_take(&life->cache, q->size, vram_options->waste);
     if (b)
         b->state = VRAM_FREEING;
     vram_unlock(VRAM_RANK_HEAP);
-    if (!b)
-        b = vram_fence_take(life, q->size, vram_options->waste);
+    return b;
+}
+
+/* A block of which nothing is ready: perhaps one has become so, or can be put behind its fence. It is then VRAM_FREEING. The
+ * life is pinned. */
+static struct vram_block *take_pending(struct vram_life *life, const struct request *q)
+{
+    if (!vram_gate_enter())
+        return NULL;
+    struct vram_block *b = take_complete(life, q);
+    if (!b && !vram_fence_awaits_company(life, q->size)) {
+        vram_fence_record(life, 1); /* an idle context is done with it at once; else, there is one later */
+        b = take_complete(life, q);
+        if (!b)
+            b = vram_fence_take(life, q->size, vram_options->waste);
+    }
     vram_gate_leave();
     return b;
 }
@@ -712,11 +722,16 @@ bool vram_heap_summarise(struct vram_heap_summary *ret_summary)
     return locked;
 }
 
-/* Insertion into the few largest; of equal sizes, in the order in which they come. */
+/* Insertion into the few largest; of equal sizes, the oldest first. */
+static bool ranks_before(const struct vram_held *a, const struct vram_held *b)
+{
+    return a->size > b->size || (a->size == b->size && a->born.time < b->born.time);
+}
+
 static void rank(struct vram_held *held, unsigned *n, unsigned max, struct vram_held one)
 {
     unsigned at = *n;
-    while (at > 0 && held[at - 1].size < one.size)
+    while (at > 0 && ranks_before(&one, &held[at - 1]))
         at--;
     if (at == max)
         return;
@@ -740,7 +755,7 @@ unsigned vram_heap_largest(int device, struct vram_held *ret_held, unsigned max)
     unsigned n = 0;
     if (max == 0 || !vram_lock_at_exit(VRAM_RANK_HEAP))
         return 0;
-    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next)
+    for (const struct vram_block *b = vram_ledger_next(&vram_heap.ledger, NULL); b; b = vram_ledger_next(&vram_heap.ledger, b))
         if (!vram_is_kept(b) && b->life->device == device)
             rank(ret_held, &n, max, (struct vram_held){b->family, b->addr, b->size, b->born});
     uint64_t walk = ++vram_heap.walks;

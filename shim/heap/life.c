@@ -40,8 +40,11 @@ bool vram_life_failed_in(const struct vram_life *life)
 
 struct vram_life *vram_life_find(CUcontext ctx)
 {
-    struct vram_life *life;
-    HASH_FIND(hh, vram_heap.lives, &ctx, sizeof(ctx), life);
+    struct vram_life *life = vram_heap.recent;
+    if (vram_unlikely(!life || life->ctx != ctx)) {
+        HASH_FIND(hh, vram_heap.lives, &ctx, sizeof(ctx), life);
+        vram_heap.recent = life;
+    }
     return life && !life->closing ? life : NULL;
 }
 
@@ -248,6 +251,7 @@ void vram_life_end(struct vram_life *life, bool gone)
         vram_holding_end_life(&vram_heap.holdings, life);
         vram_host_end_life(life);
         HASH_DELETE(hh, vram_heap.lives, life);
+        vram_heap.recent = NULL;
         HASH_ITER(hh, vram_heap.lives, other, next)
             remove_peer(other, life);
         for (unsigned i = 0; i < GREEN_MAX; i++)

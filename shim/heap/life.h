@@ -44,6 +44,7 @@ struct vram_life {
 /* The heap's shared state, under HEAP. */
 struct vram_heap {
     struct vram_life *lives; /* by context */
+    struct vram_life *recent; /* that was asked for last, or NULL */
     struct vram_ledger ledger;
     struct vram_chunk *chunks;
     struct vram_account devices[VRAM_DEVICES_MAX];

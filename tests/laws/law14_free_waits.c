@@ -112,7 +112,7 @@ LAW_CASE_SIM(reuse_is_ordered)
         s[i] = stream_of_its_own();
     CUdeviceptr keep = allocate(4 * MIB);
     for (int i = 0; i < 40; i++) {
-        size_t bytes = i % 3 ? 4 * MIB : 1000;
+        size_t bytes = i % 3 ? 4 * MIB : 100000; /* not so small that fresh blocks are cheaper than fences */
         CUdeviceptr a = allocate(bytes), b = allocate(bytes);
         launch_fill(fill, s[i % 4], a, bytes, WORK_NS);
         launch_copy(s[i % 4], b, a, bytes);

@@ -43,7 +43,7 @@ static uint64_t pages_of(const struct vram_block *b)
     bool first = true, before = true, live = false;
     if (!vram_is_small(b->capacity))
         return vram_footprint(b->capacity) >> VRAM_PAGE_SHIFT;
-    for (const struct vram_block *o = vram_heap.ledger.by_addr; o; o = o->hh.next) {
+    for (const struct vram_block *o = vram_ledger_next(&vram_heap.ledger, NULL); o; o = vram_ledger_next(&vram_heap.ledger, o)) {
         before &= o != b;
         if (!shares_page(o, b))
             continue;
@@ -63,9 +63,9 @@ static uint64_t chunks_of(int device)
 {
     uint64_t n = 0;
     for (const struct vram_chunk *c = vram_heap.chunks; c; c = c->hh.next) {
-        const struct vram_block *b = vram_heap.ledger.by_addr;
+        const struct vram_block *b = vram_ledger_next(&vram_heap.ledger, NULL);
         while (b && b->chunk != c)
-            b = b->hh.next;
+            b = vram_ledger_next(&vram_heap.ledger, b);
         n += b && b->life->device == device;
     }
     return n;
@@ -75,7 +75,7 @@ static void the_books(int device)
 {
     struct vram_account sum = {.held_pages = chunks_of(device)};
     const struct vram_account *a = vram_books(device);
-    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
+    for (const struct vram_block *b = vram_ledger_next(&vram_heap.ledger, NULL); b; b = vram_ledger_next(&vram_heap.ledger, b)) {
         if (b->life->device != device)
             continue;
         sum.held_blocks++;
@@ -137,7 +137,7 @@ static void the_fences(const struct vram_life *life, uint64_t pending)
 static void the_life(const struct vram_life *life)
 {
     uint64_t blocks = 0, cached = 0, cached_bytes = 0, pending = 0, listed = 0;
-    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
+    for (const struct vram_block *b = vram_ledger_next(&vram_heap.ledger, NULL); b; b = vram_ledger_next(&vram_heap.ledger, b)) {
         if (b->life != life)
             continue;
         blocks++;
@@ -161,7 +161,7 @@ void invariants(void)
     struct vram_life *life, *next;
     vram_lock(VRAM_RANK_HEAP);
     cr_assert_null(vram_heap.departed);
-    for (const struct vram_block *b = vram_heap.ledger.by_addr; b; b = b->hh.next) {
+    for (const struct vram_block *b = vram_ledger_next(&vram_heap.ledger, NULL); b; b = vram_ledger_next(&vram_heap.ledger, b)) {
         cr_assert_neq(b->state, VRAM_FREEING);
         cr_assert_leq(b->size, b->capacity);
         cr_assert_eq(fake_size_of(b->addr), b->capacity, "every block is one that the driver gave");
