@@ -4,9 +4,7 @@
 
 #include "base/check.h"
 #include "base/compiler.h"
-#include "base/glibc.h"
-
-VRAM_OLD_SYMBOL(pthread_mutex_timedlock, "GLIBC_2.2.5");
+#include "base/thread.h"
 
 /* They are held for less time than it takes to sleep: whoever finds one taken looks again for a while. */
 static pthread_mutex_t locks[VRAM_RANKS] = {
@@ -54,7 +52,7 @@ bool vram_lock_at_exit(enum vram_rank rank)
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    if (!pthread_mutex_timedlock || pthread_mutex_timedlock(&locks[rank], &until) != 0)
+    if (vram_thread_lock_until(&locks[rank], &until) != 0)
         return false;
     held |= 1u << rank; /* in no order: anything may be held, by the frame that was interrupted */
     return true;

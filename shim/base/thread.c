@@ -9,6 +9,12 @@
 
 VRAM_OLD_SYMBOL(pthread_create, "GLIBC_2.2.5");
 VRAM_OLD_SYMBOL(pthread_setname_np, "GLIBC_2.12");
+VRAM_OLD_SYMBOL(pthread_mutex_timedlock, "GLIBC_2.2.5");
+
+int vram_thread_lock_until(pthread_mutex_t *lock, const struct timespec *until)
+{
+    return pthread_mutex_timedlock ? pthread_mutex_timedlock(lock, until) : ENOSYS;
+}
 
 int vram_thread_start(void *(*run)(void *), const char *name)
 {

@@ -145,6 +145,8 @@ static uint64_t most_allowed(uint64_t size, uint32_t waste)
 
 bool vram_cache_fits(uint64_t capacity, uint64_t size, uint32_t waste)
 {
+    if (capacity == size)
+        return true;
     /* A small request in a block with pages of its own would keep a whole page where it needs a part of a shared one. */
     return capacity >= size && vram_footprint(capacity) <= most_allowed(size, waste) &&
            vram_is_small(size) == vram_is_small(capacity);

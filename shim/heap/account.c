@@ -9,7 +9,10 @@ static void raise_peak(uint64_t *peak, uint64_t value)
         *peak = value;
 }
 
-static uint64_t waste_of(const struct vram_block *b) { return vram_footprint(b->capacity) - vram_footprint(b->size); }
+static uint64_t waste_of(const struct vram_block *b)
+{
+    return b->capacity == b->size ? 0 : vram_footprint(b->capacity) - vram_footprint(b->size);
+}
 
 enum { SLACK_FLOOR = 64 << 20 }; /* bytes that may be kept however little is live, unless none may */
 
