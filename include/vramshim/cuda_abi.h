@@ -171,6 +171,11 @@ CUresult cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev);
 CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev);
 CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice dev);
 CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev);
+/* Of cudaGL.h and cudaVDPAU.h, which need the headers of OpenGL and of VDPAU. */
+CUresult cuGLCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev);
+CUresult cuGLCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev);
+CUresult cuVDPAUCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev, uint32_t vdpau, void *get_proc_address);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev, uint32_t vdpau, void *get_proc_address);
 CUresult cuCtxDestroy(CUcontext ctx); /* entries of CUDA 3.x with the arguments of today's */
 CUresult cuCtxDestroy_v2(CUcontext ctx);
 CUresult cuCtxDetach(CUcontext ctx);

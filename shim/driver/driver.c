@@ -2,12 +2,14 @@
 
 #include <stdint.h>
 
+#include "base/compiler.h"
 #include "base/elf.h"
 
 struct vram_driver vram_driver_table;
 bool vram_driver_ready;
 
 static uintptr_t code_start, code_end; /* accessed atomically, valid once the table is ready */
+static bool younger;                   /* the same */
 
 /* Once: who reads an entry after `ready` must not meet the store of a thread that was slower to find the same. Who comes
  * second has seen the store of the first, and passes that on. (The thread sanitizer takes a failed exchange for a store.) */
@@ -33,12 +35,22 @@ bool vram_driver_find(void)
 #undef VRAM_HOOK
 #undef VRAM_CALL
 #undef FIND
+    static const char *const unknown[] = {"cuCtxCreate_v5", "cuCtxCreate_v6", "cuCtxCreate_v7", "cuCtxCreate_v8",
+                                          "cuGLCtxCreate_v3", "cuVDPAUCtxCreate_v3"};
+    for (size_t i = 0; i < VRAM_LENGTH(unknown); i++)
+        if (vram_elf_symbol(map, unknown[i]))
+            __atomic_store_n(&younger, true, __ATOMIC_RELAXED);
     uintptr_t start, end;
     vram_elf_span(map, &start, &end);
     __atomic_store_n(&code_start, start, __ATOMIC_RELAXED);
     __atomic_store_n(&code_end, end, __ATOMIC_RELAXED);
     __atomic_store_n(&vram_driver_ready, true, __ATOMIC_RELEASE);
     return true;
+}
+
+bool vram_driver_is_younger(void)
+{
+    return vram_driver_find() && __atomic_load_n(&younger, __ATOMIC_RELAXED);
 }
 
 bool vram_driver_contains(const void *address)

@@ -32,6 +32,9 @@ bool vram_driver_find(void);
 /* The first entry that the shim cannot keep blocks without and this driver does not have; NULL: it has them all. */
 const char *vram_driver_missing(void);
 
+/* Whether this driver has entries, younger than we are, that make contexts which we would not see. */
+bool vram_driver_is_younger(void);
+
 /* The address range of the driver's own code, to know its own lookups (law 7). False if not found yet. */
 bool vram_driver_contains(const void *address);
 

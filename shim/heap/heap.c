@@ -244,10 +244,10 @@ static bool await_or_make_room(CUcontext ctx, const struct request *q, struct vr
     return false;
 }
 
-static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t caller)
+static CUresult allocate(const struct request *q, CUcontext ctx, bool failed, uintptr_t caller)
 {
     struct vram_site site = vram_site_here(caller);
-    if (serving() && !vram_life_failed() && take_cached(ctx, q, site))
+    if (serving() && !failed && take_cached(ctx, q, site))
         return CUDA_SUCCESS;
     if (caching() && await_or_make_room(ctx, q, site))
         return CUDA_SUCCESS;
@@ -269,6 +269,13 @@ static CUresult allocate(const struct request *q, CUcontext ctx, uintptr_t calle
     return answered(q, ctx, site, r);
 }
 
+/* The current context, and whether it has failed; where that is not asked, because nothing can be served, it counts as failed. */
+static CUcontext here(bool *ret_failed)
+{
+    *ret_failed = true;
+    return serving() ? vram_life_here(ret_failed) : vram_life_context();
+}
+
 /* A bad call, no context, or a driver that does not say which: its own answer. Memory it gives only in a context, which it may
  * be able to name by then. */
 static CUresult allocate_unseen(const struct request *q, uintptr_t caller)
@@ -284,8 +291,9 @@ CUresult vram_heap_alloc(CUdeviceptr *dptr, size_t size, uintptr_t caller)
     if (!vram_driver()->cuMemAlloc_v2)
         return CUDA_ERROR_NOT_INITIALIZED;
     const struct request q = {.family = VRAM_PLAIN, .size = size, .dptr = dptr};
-    CUcontext ctx = dptr && size ? vram_life_context() : NULL;
-    return ctx ? allocate(&q, ctx, caller) : allocate_unseen(&q, caller);
+    bool failed = true;
+    CUcontext ctx = dptr && size ? here(&failed) : NULL;
+    return ctx ? allocate(&q, ctx, failed, caller) : allocate_unseen(&q, caller);
 }
 
 CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned element,
@@ -297,8 +305,9 @@ CUresult vram_heap_alloc_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
     bool good = dptr && pitch && width && height && (element == 4 || element == 8 || element == 16) &&
                 row_pitch(width) && !__builtin_mul_overflow(row_pitch(width), height, &size);
     const struct request q = {VRAM_PITCH, size, width, height, element, dptr, pitch};
-    CUcontext ctx = good ? vram_life_context() : NULL;
-    return ctx ? allocate(&q, ctx, caller) : allocate_unseen(&q, caller);
+    bool failed = true;
+    CUcontext ctx = good ? here(&failed) : NULL;
+    return ctx ? allocate(&q, ctx, failed, caller) : allocate_unseen(&q, caller);
 }
 
 /* A second free: kept from the driver, which owns the block in our cache (laws 8, 9). Under HEAP. */
@@ -352,6 +361,22 @@ static bool leave_pending(struct vram_block *b, uint64_t fence)
     return true;
 }
 
+/* Waits for the work of a block's context. False: the driver has something to say: of the current context first, whose block it
+ * ever is (measured). Pinned; in the gate. */
+static bool work_is_done(struct vram_life *life)
+{
+    /* Where there is no other context, that says it all: one is current, it has not failed, and its work is done. */
+    if (vram_life_only() == life->ctx && vram_driver()->cuCtxSynchronize) {
+        CUresult r = VRAM_DRV(cuCtxSynchronize)();
+        if (r != CUDA_ERROR_INVALID_CONTEXT) /* else none is current here */
+            return r == CUDA_SUCCESS;
+    }
+    return vram_life_synchronise(life) == CUDA_SUCCESS && !vram_life_failed();
+}
+
+/* The same without waiting. */
+static bool is_at_work(const struct vram_life *life) { return !vram_life_failed_in(life) && !vram_life_failed(); }
+
 /* Keeps a block that is being freed, if that is possible: sees to it that it will be safe to hand out, and puts it where it
  * waits for that. False: the caller's own native free decides, because a capture began, because the cache is full, or because
  * the driver has something to say. */
@@ -361,8 +386,7 @@ static bool keep(struct vram_block *b)
     if (!vram_gate_enter())
         return false;
     enum vram_free_mode mode = vram_fence_mode(life);
-    bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed_in(life);
-    kept = kept && !vram_life_failed(); /* told first, whose block it ever is (measured) */
+    bool kept = mode == VRAM_FREE_SYNC ? work_is_done(life) : is_at_work(life);
     if (kept) {
         vram_lock(VRAM_RANK_HEAP);
         kept = enter_cache(b, mode);
@@ -448,21 +472,24 @@ static struct vram_block *begin_free(CUdeviceptr dptr, uintptr_t caller, CUdevic
 }
 
 /* Where frees do not wait, nearly every one is of a block of the current context, and is kept at once: one look at the driver,
- * one at the books. NULL and *ret_kept false: nothing was done. Not NULL: the driver refuses the fence, and the block is VRAM_FREEING
- * and its life pinned, as after begin_free. */
+ * one at the books. NULL and *ret_kept false: nothing was done. Not NULL: the driver refuses the fence, and the block is
+ * VRAM_FREEING and its life pinned, as after begin_free. */
 static struct vram_block *keep_at_once(CUdeviceptr dptr, uintptr_t caller, bool *ret_kept)
 {
     struct vram_life *fence_due = NULL;
     struct vram_block *refused = NULL;
     uint64_t fence = 0;
+    bool failed;
     *ret_kept = false;
-    if (vram_options->free_mode == VRAM_FREE_SYNC || !caching() || !vram_gate_enter())
+    if (vram_options->free_mode == VRAM_FREE_SYNC || !caching())
         return NULL;
     struct vram_site site = vram_site_here(caller);
-    CUcontext here = vram_life_failed() ? NULL : vram_life_context();
+    CUcontext ctx = vram_life_here(&failed);
+    if (!ctx || failed)
+        return NULL;
     vram_lock(VRAM_RANK_HEAP);
-    struct vram_block *b = here ? vram_ledger_find(&vram_heap.ledger, dptr) : NULL;
-    if (b && b->state == VRAM_LIVE && b->life->ctx == here && !b->life->closing && vram_fence_is_free_of_waits(b->life) &&
+    struct vram_block *b = vram_ledger_find(&vram_heap.ledger, dptr);
+    if (b && b->state == VRAM_LIVE && b->life->ctx == ctx && !b->life->closing && vram_fence_is_free_of_waits(b->life) &&
         may_keep(b)) {
         b->state = VRAM_FREEING;
         b->freed = site;
@@ -476,15 +503,19 @@ static struct vram_block *keep_at_once(CUdeviceptr dptr, uintptr_t caller, bool 
         }
     }
     vram_unlock(VRAM_RANK_HEAP);
-    if (fence_due && vram_fence_record(fence_due, VRAM_FENCE_EVERY) != CUDA_SUCCESS) {
-        vram_lock(VRAM_RANK_HEAP);
-        refused = leave_pending(b, fence) ? b : NULL;
-        vram_unlock(VRAM_RANK_HEAP);
+    if (!fence_due)
+        return NULL;
+    if (vram_gate_enter()) { /* else a capture has begun, and the fence is for later */
+        if (vram_fence_record(fence_due, VRAM_FENCE_EVERY) != CUDA_SUCCESS) {
+            vram_lock(VRAM_RANK_HEAP);
+            refused = leave_pending(b, fence) ? b : NULL;
+            vram_unlock(VRAM_RANK_HEAP);
+        }
+        vram_gate_leave();
     }
-    if (fence_due && !refused)
+    if (!refused)
         vram_life_unpin(fence_due);
-    *ret_kept = *ret_kept && !refused;
-    vram_gate_leave();
+    *ret_kept = !refused;
     return refused;
 }
 

@@ -107,7 +107,7 @@ static bool settle_all(void)
     struct vram_life *lives[LIVES], *life;
     unsigned n = 0;
     vram_lock(VRAM_RANK_HEAP);
-    bool good = !cache()->strangers;
+    bool good = vram_life_all_known();
     for (life = vram_heap.lives; life && good; life = life->hh.next) {
         if (life->closing || life->uncached || n == LIVES) {
             good = false;

@@ -53,7 +53,6 @@ struct vram_host_cache {
     struct vram_host_class *classes;
     uint64_t bytes, count, peak_bytes;
     uint64_t hits, asked; /* requests while the cache is on */
-    bool strangers;       /* there are contexts whose work we cannot wait for */
 };
 
 /* Serves a request of the current context. NULL: it does not, and the driver has to be asked. */

@@ -19,11 +19,35 @@ static unsigned green_next;
 
 /* The cheapest call that looks: among 29 measured, of the others that answer a failed context with its error none is faster,
  * and cuCtxGetCurrent, cuCtxGetDevice and their kind never do. */
+static bool is_refused(void)
+{
+    /* A driver without it is as good as one that refuses: nothing is kept. */
+    return vram_unlikely(!vram_driver()->cuCtxGetStreamPriorityRange) ||
+           vram_unlikely(VRAM_DRV(cuCtxGetStreamPriorityRange)(NULL, NULL) != CUDA_SUCCESS);
+}
+
 bool vram_life_failed(void)
 {
-    if (vram_unlikely(!vram_driver()->cuCtxGetStreamPriorityRange))
-        return true; /* as good as: nothing is kept */
-    return vram_unlikely(VRAM_DRV(cuCtxGetStreamPriorityRange)(NULL, NULL) != CUDA_SUCCESS) && vram_life_context();
+    return is_refused() && (!vram_driver()->cuCtxGetStreamPriorityRange || vram_life_context());
+}
+
+CUcontext vram_life_here(bool *ret_failed)
+{
+    CUcontext only = vram_life_only();
+    bool refused = is_refused();
+    CUcontext ctx = only && !refused ? only : vram_life_context();
+    *ret_failed = refused && (ctx || !vram_driver()->cuCtxGetStreamPriorityRange);
+    return ctx;
+}
+
+bool vram_life_all_known(void) { return !vram_heap.strangers && !vram_driver_is_younger(); }
+
+/* The lives are others, or in another state. Under HEAP. */
+static void look_for_only(void)
+{
+    const struct vram_life *life = vram_heap.lives;
+    bool one = life && !life->hh.next && !life->closing && vram_life_all_known();
+    __atomic_store_n(&vram_heap.only, one ? life->ctx : NULL, __ATOMIC_RELEASE);
 }
 
 bool vram_life_failed_in(const struct vram_life *life)
@@ -61,22 +85,33 @@ bool vram_life_is_closing(CUcontext ctx) { return exists(ctx) && !vram_life_find
 static struct vram_life *make(CUcontext ctx, int device)
 {
     struct vram_life *life = vram_life_find(ctx);
-    if (life || !ctx || exists(ctx))
+    if (life || !ctx)
         return life;
-    life = vram_meta_alloc(sizeof(*life));
-    if (!life)
+    HASH_FIND(hh, vram_heap.lives, &ctx, sizeof(ctx), life);
+    if (life) {
+        life->recurred = true;
+        life->next_device = device;
         return NULL;
+    }
+    life = vram_meta_alloc(sizeof(*life));
+    if (!life) {
+        vram_heap.strangers = true;
+        look_for_only();
+        return NULL;
+    }
     *life = (struct vram_life){.ctx = ctx, .device = device, .uncached = vram_heap.peers_lost, .fences.open = 1};
     for (unsigned i = 0; i < GREEN_MAX; i++)
         life->uncached |= green[i] == ctx;
     for (int d = 0; d < VRAM_DEVICES_MAX; d++)
         life->primary |= vram_heap.primaries[d] == ctx;
     HASH_ADD(hh, vram_heap.lives, ctx, sizeof(ctx), life);
-    if (!life->hh.tbl) {
-        vram_meta_free(life, sizeof(*life));
-        return NULL;
-    }
-    return life;
+    bool made = life->hh.tbl;
+    vram_heap.strangers |= !made;
+    look_for_only();
+    if (made)
+        return life;
+    vram_meta_free(life, sizeof(*life));
+    return NULL;
 }
 
 CUcontext vram_life_context(void)
@@ -184,6 +219,7 @@ struct vram_life *vram_life_end_begin(CUcontext ctx)
     struct vram_life *life = vram_life_find(ctx);
     if (life)
         life->closing = true;
+    look_for_only();
     vram_unlock(VRAM_RANK_HEAP);
     if (!life)
         return NULL;
@@ -247,6 +283,7 @@ void vram_life_end(struct vram_life *life, bool gone)
     vram_lock(VRAM_RANK_HEAP);
     if (gone) {
         struct vram_life *other, *next;
+        const struct vram_life last = {.ctx = life->ctx, .recurred = life->recurred, .next_device = life->next_device};
         drop_blocks(life);
         vram_holding_end_life(&vram_heap.holdings, life);
         vram_host_end_life(life);
@@ -258,9 +295,12 @@ void vram_life_end(struct vram_life *life, bool gone)
             if (green[i] == life->ctx)
                 green[i] = NULL;
         vram_meta_free(life, sizeof(*life));
+        if (last.recurred)
+            make(last.ctx, last.next_device);
     } else {
-        life->closing = false;
+        life->closing = life->recurred = false;
     }
+    look_for_only();
     atomic_fetch_add(&decided, 1);
     vram_unlock(VRAM_RANK_HEAP);
     vram_futex_wake(&decided);
@@ -299,7 +339,8 @@ void vram_life_green(CUcontext ctx)
 {
     vram_lock(VRAM_RANK_HEAP);
     green[green_next++ % GREEN_MAX] = ctx;
-    vram_heap.host.strangers = true;
+    vram_heap.strangers = true;
+    look_for_only();
     struct vram_life *life = vram_life_find(ctx);
     if (life)
         life->uncached = true;

@@ -31,6 +31,8 @@ struct vram_life {
     bool primary;
     bool uncached; /* made from a green context, or with peers that we do not follow: frees stay native */
     bool closing;
+    bool recurred;   /* a context of the same handle was made while the end of this one was undecided, */
+    int next_device; /* on this device */
     uint64_t refused; /* the last walk in which the driver took no block of it back, see reclaim.c */
     atomic_uint busy; /* pins; also read without the lock; a futex */
     struct vram_cache cache;
@@ -59,6 +61,8 @@ struct vram_heap {
     struct vram_block *departed; /* on their way to the driver; linked as pending blocks are */
     atomic_uint arrivals; /* not under HEAP; a futex: blocks that were on their way to the driver, and are not any more */
     atomic_uint askers;   /* not under HEAP; a futex: who asks for the free memory, so that none sets out meanwhile */
+    bool strangers;  /* there may be contexts that are not among the lives */
+    CUcontext only;  /* the one context that the process has, or NULL; written under HEAP, accessed atomically */
     bool peers_lost; /* somebody has access to a context that there was no memory to note it for */
 };
 extern struct vram_heap vram_heap;
@@ -73,6 +77,13 @@ bool vram_life_is_closing(CUcontext ctx);
 
 /* The calling thread's current context, or NULL. No lock held. */
 CUcontext vram_life_context(void);
+
+/* The one context that the process has; NULL: there is none, or there may be others. No lock held. */
+static inline CUcontext vram_life_only(void) { return __atomic_load_n(&vram_heap.only, __ATOMIC_ACQUIRE); }
+
+/* The same of a thread that is about to be served by us: *ret_failed is vram_life_failed. Where there is but one context in
+ * the process, both are known by one call of the driver: one that it answers in a context is answered in that one. */
+CUcontext vram_life_here(bool *ret_failed);
 
 /* Whether the driver would refuse whatever is asked of it in the current context, because it knows that a kernel there has
  * failed: the cache must not hide that (law 13). False without a context. No lock held; 0.03 us (H200). */
@@ -108,6 +119,7 @@ void vram_life_made(CUcontext ctx, CUdevice device);
 void vram_life_primary(CUdevice device, CUcontext ctx);
 CUcontext vram_life_primary_of(CUdevice device); /* NULL: never retained */
 void vram_life_green(CUcontext ctx);
+bool vram_life_all_known(void); /* no context is missing among the lives; under HEAP */
 void vram_life_peer(CUcontext accessor, CUcontext owner, bool enabled); /* accessor NULL: the driver did not say who */
 
 /* Adds a block to its life, the ledger and the books / takes it out of all of them. Of the cache, a cached block is taken out

@@ -133,7 +133,7 @@ struct vram_block *vram_reclaim_find(uint64_t addr)
     struct vram_block *b = vram_heap.departed;
     while (b && b->addr != addr)
         b = b->pending_next;
-    return b;
+    return b && !vram_holding_find(&vram_heap.holdings, (struct vram_key){VRAM_AT_ADDRESS, addr}) ? b : NULL;
 }
 
 /* The driver has what depart() took out, or refused it: then it is cached again. */

@@ -30,7 +30,7 @@ struct vram_traffic {
 struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns);
 struct vram_traffic vram_traffic(int device); /* under HEAP */
 /* The block on its way, or NULL: to the program it is free like any other. To be asked after the ledger, which may know the
- * block that the driver has made of it since. Under HEAP. */
+ * block that the driver has made of it since; or it has made memory of another kind of it. Under HEAP. */
 struct vram_block *vram_reclaim_find(uint64_t addr);
 /* Between the two nothing new sets out, unless it takes some 20 ms: whoever gives back does not wait for ever. */
 void vram_reclaim_hold(void);

@@ -45,6 +45,32 @@ CUresult hook_cuCtxCreate_v4(uintptr_t caller, CUcontext *pctx, CUctxCreateParam
     return made(VRAM_DRV(cuCtxCreate_v4)(pctx, params, flags, dev), pctx, dev);
 }
 
+CUresult hook_cuGLCtxCreate(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuGLCtxCreate)(pctx, flags, dev), pctx, dev);
+}
+
+CUresult hook_cuGLCtxCreate_v2(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuGLCtxCreate_v2)(pctx, flags, dev), pctx, dev);
+}
+
+CUresult hook_cuVDPAUCtxCreate(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev, uint32_t vdpau,
+                               void *get_proc_address)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuVDPAUCtxCreate)(pctx, flags, dev, vdpau, get_proc_address), pctx, dev);
+}
+
+CUresult hook_cuVDPAUCtxCreate_v2(uintptr_t caller, CUcontext *pctx, unsigned int flags, CUdevice dev, uint32_t vdpau,
+                                  void *get_proc_address)
+{
+    (void)caller;
+    return made(VRAM_DRV(cuVDPAUCtxCreate_v2)(pctx, flags, dev, vdpau, get_proc_address), pctx, dev);
+}
+
 /* A release ends the context only when it was the last, and other libraries' retains are not all seen by us: the driver
  * is asked. Where it cannot be asked, the life ends: a block forgotten is better than one handed out of a dead context. */
 static bool primary_is_gone(CUdevice dev)

@@ -452,6 +452,10 @@ static void scenario_contexts(void)
     CUcontext of_green = NULL;
     CALL(cuCtxFromGreenCtx, &of_green, green);
     CALL(cuCtxCreate_v3, &of_green, NULL, 0, 0, 0);
+    CALL(cuGLCtxCreate, &of_green, 0, 0);
+    CALL(cuGLCtxCreate_v2, &of_green, 0, 0);
+    CALL(cuVDPAUCtxCreate, &of_green, 0, 0, 0, NULL);
+    CALL(cuVDPAUCtxCreate_v2, &of_green, 0, 0, 0, NULL);
     for (int i = 0; i < 3; i++) {
         other[i] = create();
         live = alloc((size_t)(2 + i) * MIB);

@@ -194,7 +194,10 @@ LAW_CHILD(allocates_in_an_unknown_context)
 {
     CUdeviceptr p, q;
     size_t pitch;
+    CUcontext other;
     law_context();
+    OK(cu.cuCtxCreate_v2(&other, 0, 0)); /* of two, it has to be asked which is the current one */
+    OK(cu.cuCtxPopCurrent_v2(&other));
     SIM(sim_fail)("cuCtxGetCurrent", 1, 1, CUDA_ERROR_UNKNOWN);
     OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
     SIM(sim_fail)("cuCtxGetCurrent", 1, 1000, CUDA_ERROR_UNKNOWN);

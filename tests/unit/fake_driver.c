@@ -6,6 +6,7 @@
 #include "base/proc.h"
 #include "base/say.h"
 #include "driver/driver.h"
+#include "heap/life.h"
 #include "ledger/block.h"
 
 enum { ALLOCATIONS = 1024, PAGES = 1024, EVENTS = 256, DEPTH = 8 };
@@ -396,6 +397,13 @@ void fake_start(char *const *environ_strings)
     vram_proc_record();
     vram_say_init();
     fake_use(&fake_a);
+    vram_heap.strangers = true; /* fake_a and the others, which we have not seen made */
+}
+
+void fake_only_a(void)
+{
+    vram_heap.strangers = false;
+    vram_life_made(&fake_a, fake_a.device);
 }
 
 void fake_end(CUcontext ctx)

@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
 #include "fake_driver.h"
@@ -567,6 +568,143 @@ Test(heap, a_forked_child_has_nothing)
     get(8 * MiB);
     cr_assert_eq(fake.cuMemAlloc_v2.calls, 3);
     invariants();
+}
+
+/* Where the process has one context, one call of the driver says which is current, and whether it has failed. */
+Test(only, it_is_asked_once_for_each_call)
+{
+    FAKE_START("VRAMSHIM_FREE=fenced");
+    fake_only_a();
+    CUdeviceptr p = get(4 * MiB), q = get(4 * MiB);
+    give_back(p); /* tries whether the driver has fences */
+    fake.cuCtxGetCurrent.calls = fake.cuCtxGetStreamPriorityRange.calls = 0;
+    give_back(q);
+    cr_assert_eq(block(q)->state, VRAM_PENDING);
+    cr_assert_eq(fake.cuCtxGetCurrent.calls, 0);
+    cr_assert_eq(fake.cuCtxGetStreamPriorityRange.calls, 1);
+    vram_fence_settle_device(0);
+    fake.cuCtxGetCurrent.calls = 0;
+    get(4 * MiB);
+    cr_assert_eq(fake.cuMemAlloc_v2.calls, 2);
+    cr_assert_eq(fake.cuCtxGetCurrent.calls, 0);
+    cr_assert_eq(fake.cuCtxGetStreamPriorityRange.calls, 2);
+    invariants();
+}
+
+Test(only, a_free_that_waits_asks_nothing_else)
+{
+    FAKE_START();
+    fake_only_a();
+    CUdeviceptr p = get(4 * MiB);
+    fake.cuCtxGetCurrent.calls = fake.cuCtxGetStreamPriorityRange.calls = 0;
+    give_back(p);
+    cr_assert_eq(block(p)->state, VRAM_CACHED);
+    cr_assert_eq(fake_a.waited_for, 1);
+    cr_assert_eq(fake.cuCtxGetCurrent.calls + fake.cuCtxGetStreamPriorityRange.calls, 0);
+    invariants();
+}
+
+Test(only, while_the_free_waits_the_block_is_nobodys)
+{
+    FAKE_START();
+    fake_only_a();
+    subject = get(4 * MiB);
+    fake.cuCtxSynchronize.before = look_while_it_waits;
+    give_back(subject);
+    cr_assert_null(fake.cuCtxSynchronize.before);
+    cr_assert_eq(block(subject)->state, VRAM_CACHED);
+    invariants();
+}
+
+Test(only, what_failed_is_told)
+{
+    FAKE_START();
+    fake_only_a();
+    CUdeviceptr p = get(4 * MiB), q = get(4 * MiB), r;
+    give_back(q);
+    fake_a.failed = CUDA_ERROR_LAUNCH_FAILED;
+    cr_assert_eq(vram_heap_free(p, 0), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(vram_heap_alloc(&r, 4 * MiB, 0), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(block(p)->state, VRAM_LIVE);
+    invariants();
+}
+
+Test(only, a_thread_without_a_context_gets_the_native_answer)
+{
+    CUdeviceptr q;
+    FAKE_START();
+    fake_only_a();
+    CUdeviceptr p = get(4 * MiB);
+    fake_use(NULL);
+    cr_assert_eq(vram_heap_alloc(&q, 4 * MiB, 0), CUDA_ERROR_INVALID_CONTEXT);
+    give_back(p);
+    cr_assert_eq(block(p)->state, VRAM_CACHED);
+    cr_assert_eq(vram_heap_alloc(&q, 4 * MiB, 0), CUDA_ERROR_INVALID_CONTEXT);
+    invariants();
+}
+
+/* Once there are two, or may be, each thread has its own. */
+static void two_contexts(void)
+{
+    CUdeviceptr p = get(4 * MiB);
+    give_back(p);
+    fake_use(&fake_b);
+    cr_assert_neq(get(4 * MiB), p);
+    cr_assert_eq(block(p)->state, VRAM_CACHED);
+    fake_use(&fake_a);
+    cr_assert_eq(get(4 * MiB), p);
+    invariants();
+}
+
+Test(only, a_second_context)
+{
+    FAKE_START();
+    fake_only_a();
+    vram_life_made(&fake_b, 0);
+    two_contexts();
+}
+
+Test(only, a_context_of_a_green_one)
+{
+    FAKE_START();
+    fake_only_a();
+    vram_life_green(&fake_b);
+    two_contexts();
+}
+
+/* Handles recur, and another thread may have the next context of the same one before the end of the first is known. */
+Test(only, a_handle_that_recurs_before_its_end_is_decided)
+{
+    FAKE_START();
+    fake_only_a();
+    vram_life_primary(1, &fake_other);
+    get(4 * MiB);
+    struct vram_life *ending = vram_life_end_begin(&fake_other);
+    vram_life_primary(1, &fake_other);
+    vram_life_end(ending, true);
+    cr_assert_null(vram_life_only(), "there is the new one");
+    vram_lock(VRAM_RANK_HEAP);
+    const struct vram_life *life = vram_life_find(&fake_other);
+    vram_unlock(VRAM_RANK_HEAP);
+    cr_assert(life && life->device == 1 && life->primary);
+    vram_life_end(vram_life_end_begin(&fake_other), true);
+    cr_assert_eq(vram_life_only(), &fake_a);
+}
+
+Test(only, when_one_of_two_ends_the_other_is)
+{
+    FAKE_START();
+    fake_only_a();
+    vram_life_made(&fake_b, 0);
+    cr_assert_null(vram_life_only());
+    vram_life_end(vram_life_end_begin(&fake_a), false);
+    cr_assert_null(vram_life_only(), "it has not ended");
+    vram_life_end(vram_life_end_begin(&fake_a), true);
+    cr_assert_eq(vram_life_only(), &fake_b);
+    struct vram_life *b = vram_life_end_begin(&fake_b);
+    cr_assert_null(vram_life_only(), "nor is it one while it is ending");
+    vram_life_end(b, true);
+    cr_assert_null(vram_life_only());
 }
 
 Test(heap, without_a_driver_there_is_an_answer)

@@ -42,6 +42,7 @@ static uint64_t held(void)
 Test(host, is_not_kept_by_default)
 {
     FAKE_START();
+    fake_only_a();
     void *p = get_host(1000, 0);
     cr_assert_eq(free_host(p), CUDA_SUCCESS);
     cr_assert_eq(fake.cuMemFreeHost.calls, 1);
@@ -51,6 +52,7 @@ Test(host, is_not_kept_by_default)
 Test(host, serves_the_same_size_and_flags_of_the_same_context)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 1);
     cr_assert_eq(held(), 1000);
     cr_assert_eq(free_host(p), CUDA_SUCCESS);
@@ -72,6 +74,7 @@ Test(host, serves_the_same_size_and_flags_of_the_same_context)
 Test(host, a_free_waits_for_all_work_of_every_context)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M", "VRAMSHIM_FREE=fenced");
+    fake_only_a();
     void *p = get_host(1000, 0);
     vram_life_made(&fake_other, 1);
     fake_a.work++;
@@ -86,6 +89,7 @@ Test(host, a_free_waits_for_all_work_of_every_context)
 Test(host, is_not_kept_beside_a_context_that_cannot_be_waited_for)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 0), *q = get_host(1000, 0), *r = get_host(1000, 0);
     vram_life_made(&fake_b, 0);
     fake_b.failed = CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -105,6 +109,7 @@ Test(host, is_not_kept_beside_a_context_that_cannot_be_waited_for)
 Test(host, keeps_no_more_than_its_limit)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=10K");
+    fake_only_a();
     void *p = get_host(6000, 0), *q = get_host(6000, 0), *r = get_host(4000, 0);
     free_host(p);
     free_host(q);
@@ -117,6 +122,7 @@ Test(host, keeps_no_more_than_its_limit)
 Test(host, is_free_to_the_program_while_it_is_kept)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 0), *q = get_host(1000, 0);
     cr_assert_not(vram_heap_host_is_kept(p));
     free_host(p);
@@ -130,6 +136,7 @@ Test(host, is_free_to_the_program_while_it_is_kept)
 Test(host, what_was_given_attributes_is_not_kept)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 0);
     vram_heap_identity_left((uintptr_t)p);
     free_host(p);
@@ -139,6 +146,7 @@ Test(host, what_was_given_attributes_is_not_kept)
 Test(host, is_given_back_when_asked_and_before_its_context_ends)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 0), *q = get_host(2000, 0);
     fake_use(&fake_b);
     void *r = get_host(4000, 0);
@@ -157,6 +165,7 @@ Test(host, is_given_back_when_asked_and_before_its_context_ends)
 Test(host, ends_with_its_context)
 {
     FAKE_START("VRAMSHIM_HOST_CACHE=1M");
+    fake_only_a();
     void *p = get_host(1000, 0);
     free_host(p);
     vram_life_end(vram_life_end_begin(&fake_a), true);

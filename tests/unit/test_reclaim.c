@@ -10,6 +10,7 @@
 #include "base/lock.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
+#include "heap/families.h"
 #include "heap/fence.h"
 #include "heap/heap.h"
 #include "heard.h"
@@ -162,6 +163,27 @@ Test(flush, an_address_that_is_given_again_at_once_is_another_block)
     invariants();
     give_back(subject);
     cr_assert_eq(block(subject)->state, VRAM_CACHED);
+    cr_assert_eq(vram_books(0)->double_frees, 0);
+    invariants();
+}
+
+static void allocate_it_otherwise(void)
+{
+    CUdeviceptr p;
+    cr_assert_eq(vram_driver_table.cuMemAlloc_v2(&p, 4 * MiB), CUDA_SUCCESS);
+    cr_assert_eq(p, subject);
+    vram_family_born(VRAM_ASYNC, VRAM_DEVICE_OF_CONTEXT, (struct vram_key){VRAM_AT_ADDRESS, p}, 4 * MiB, 0);
+    cr_assert_eq(vram_heap_free_async(p, NULL, vram_driver_table.cuMemFreeAsync, 0), CUDA_SUCCESS);
+}
+
+Test(flush, an_address_that_is_given_again_at_once_is_memory_of_another_kind)
+{
+    FAKE_START();
+    subject = get(4 * MiB);
+    give_back(subject);
+    fake.cuMemFree_v2.after = allocate_it_otherwise;
+    cr_assert_eq(vram_reclaim_all().blocks, 1);
+    cr_assert_null(fake.cuMemFree_v2.after);
     cr_assert_eq(vram_books(0)->double_frees, 0);
     invariants();
 }

@@ -304,13 +304,13 @@ def training(card, shim, out, seconds, every=0.3):
             f"{max(native['ms']):.2f}, a drain and taking the memory again {cost:.2f})")
 
 
-def attempt(name, check, *arguments):
+def attempt(name, check, *arguments, **options):
     """Whatever goes wrong in one check, the next one is made."""
     if time_left(10) < 10:
         skip(name, "no time left")
         return
     try:
-        check(*arguments)
+        check(*arguments, **options)
     except (Trouble, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as e:
         verdict(False, name, f"{'' if isinstance(e, Trouble) else type(e).__name__ + ': '}{e}")
 
