@@ -361,22 +361,6 @@ static bool leave_pending(struct vram_block *b, uint64_t fence)
     return true;
 }
 
-/* Waits for the work of a block's context. False: the driver has something to say: of the current context first, whose block it
- * ever is (measured). Pinned; in the gate. */
-static bool work_is_done(struct vram_life *life)
-{
-    /* Where there is no other context, that says it all: one is current, it has not failed, and its work is done. */
-    if (vram_life_only() == life->ctx && vram_driver()->cuCtxSynchronize) {
-        CUresult r = VRAM_DRV(cuCtxSynchronize)();
-        if (r != CUDA_ERROR_INVALID_CONTEXT) /* else none is current here */
-            return r == CUDA_SUCCESS;
-    }
-    return vram_life_synchronise(life) == CUDA_SUCCESS && !vram_life_failed();
-}
-
-/* The same without waiting. */
-static bool is_at_work(const struct vram_life *life) { return !vram_life_failed_in(life) && !vram_life_failed(); }
-
 /* Keeps a block that is being freed, if that is possible: sees to it that it will be safe to hand out, and puts it where it
  * waits for that. False: the caller's own native free decides, because a capture began, because the cache is full, or because
  * the driver has something to say. */
@@ -386,7 +370,9 @@ static bool keep(struct vram_block *b)
     if (!vram_gate_enter())
         return false;
     enum vram_free_mode mode = vram_fence_mode(life);
-    bool kept = mode == VRAM_FREE_SYNC ? work_is_done(life) : is_at_work(life);
+    bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed_in(life);
+    /* The current context is told first, whose block it ever is (measured); a single one has been asked by now. */
+    kept = kept && (vram_life_only() || !vram_life_failed());
     if (kept) {
         vram_lock(VRAM_RANK_HEAP);
         kept = enter_cache(b, mode);

@@ -174,15 +174,20 @@ void vram_life_leave(CUcontext ctx, CUcontext before)
 
 static CUresult synchronise_one(CUcontext ctx)
 {
-    CUcontext before;
+    bool known = vram_life_only() == ctx; /* to be the current one, if any is */
+    CUcontext before = ctx;
     if (!vram_driver()->cuCtxSynchronize)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult r = vram_life_enter(ctx, &before);
-    if (r != CUDA_SUCCESS)
-        return r;
-    r = VRAM_DRV(cuCtxSynchronize)();
-    vram_life_leave(ctx, before);
-    return r;
+    for (;;) {
+        CUresult r = known ? CUDA_SUCCESS : vram_life_enter(ctx, &before);
+        if (r != CUDA_SUCCESS)
+            return r;
+        r = VRAM_DRV(cuCtxSynchronize)();
+        vram_life_leave(ctx, before);
+        if (!known || r != CUDA_ERROR_INVALID_CONTEXT)
+            return r;
+        known = false;
+    }
 }
 
 CUresult vram_life_synchronise(struct vram_life *life)
