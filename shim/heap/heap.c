@@ -371,8 +371,8 @@ static bool keep(struct vram_block *b)
         return false;
     enum vram_free_mode mode = vram_fence_mode(life);
     bool kept = mode == VRAM_FREE_SYNC ? vram_life_synchronise(life) == CUDA_SUCCESS : !vram_life_failed_in(life);
-    /* The current context is told first, whose block it ever is (measured); a single one has been asked by now. */
-    kept = kept && (vram_life_only() || !vram_life_failed());
+    /* The current context's word comes first, whose block it ever is (measured); it may be one that has ended. */
+    kept = kept && !vram_life_failed();
     if (kept) {
         vram_lock(VRAM_RANK_HEAP);
         kept = enter_cache(b, mode);
