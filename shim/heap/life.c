@@ -288,7 +288,9 @@ void vram_life_end(struct vram_life *life, bool gone)
     vram_lock(VRAM_RANK_HEAP);
     if (gone) {
         struct vram_life *other, *next;
-        const struct vram_life last = {.ctx = life->ctx, .recurred = life->recurred, .next_device = life->next_device};
+        CUcontext ctx = life->ctx;
+        bool recurred = life->recurred;
+        int next_device = life->next_device;
         drop_blocks(life);
         vram_holding_end_life(&vram_heap.holdings, life);
         vram_host_end_life(life);
@@ -300,8 +302,8 @@ void vram_life_end(struct vram_life *life, bool gone)
             if (green[i] == life->ctx)
                 green[i] = NULL;
         vram_meta_free(life, sizeof(*life));
-        if (last.recurred)
-            make(last.ctx, last.next_device);
+        if (recurred)
+            make(ctx, next_device);
     } else {
         life->closing = life->recurred = false;
     }

@@ -52,15 +52,20 @@ static void look_while_it_waits(void)
     cr_assert_neq(get(4 * MiB), subject, "it is handed out when its work is done, not before");
 }
 
-Test(heap, while_the_free_waits_the_block_is_nobodys)
+static void look_while_a_free_waits(void)
 {
-    FAKE_START();
     subject = get(4 * MiB);
     fake.cuCtxSynchronize.before = look_while_it_waits;
     give_back(subject);
     cr_assert_null(fake.cuCtxSynchronize.before);
     cr_assert_eq(block(subject)->state, VRAM_CACHED);
     invariants();
+}
+
+Test(heap, while_the_free_waits_the_block_is_nobodys)
+{
+    FAKE_START();
+    look_while_a_free_waits();
 }
 
 Test(heap, a_free_whose_wait_is_refused_is_the_drivers)
@@ -609,12 +614,7 @@ Test(only, while_the_free_waits_the_block_is_nobodys)
 {
     FAKE_START();
     fake_only_a();
-    subject = get(4 * MiB);
-    fake.cuCtxSynchronize.before = look_while_it_waits;
-    give_back(subject);
-    cr_assert_null(fake.cuCtxSynchronize.before);
-    cr_assert_eq(block(subject)->state, VRAM_CACHED);
-    invariants();
+    look_while_a_free_waits();
 }
 
 Test(only, what_failed_is_told)
