@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,26 +9,17 @@
 
 #include "base/compiler.h"
 #include "base/say.h"
+#include "vramshim/quote.h"
+#include "vramshim/vramshim.h"
 
-enum { COMPLAINTS_MAX = 8 };
+enum { COMPLAINTS_MAX = 8, SHOWN = 120 /* bytes of a name or a value in a line of ours */ };
 
 static struct vram_options options;
 const struct vram_options *const vram_options = &options;
 
 /* What was wrong, until it may be said. Written at load only. */
-static char complaints[COMPLAINTS_MAX][400];
+static char complaints[COMPLAINTS_MAX][500];
 static unsigned complaint_count;
-
-static void complain(const char *fmt, ...) VRAM_PRINTF(1, 2);
-static void complain(const char *fmt, ...)
-{
-    if (complaint_count == COMPLAINTS_MAX)
-        return;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(complaints[complaint_count++], sizeof(complaints[0]), fmt, ap);
-    va_end(ap);
-}
 
 static const char *const free_modes[] = {
     [VRAM_FREE_SYNC] = "sync",
@@ -134,26 +124,26 @@ static const struct {
 #undef VRAM_OPTION
 };
 
-static int set(size_t index, const char *value)
+static int set(struct vram_options *into, size_t index, const char *value)
 {
     size_t i = 0;
 #define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
     if (index == i++)                                                                                                  \
-        return PARSE_##TYPE(value, &options.field);
+        return PARSE_##TYPE(value, &into->field);
 #include "vramshim/options.def"
 #undef VRAM_OPTION
     return -ENOENT;
 }
 
 /* Levenshtein distance, for the nearest name. Names are short. */
-static unsigned distance(const char *a, const char *b)
+static unsigned distance(const char *a, size_t la, const char *b)
 {
     unsigned row[40], lb = (unsigned)strlen(b);
-    if (lb >= VRAM_LENGTH(row))
+    if (la >= VRAM_LENGTH(row) || lb >= VRAM_LENGTH(row))
         return UINT_MAX;
     for (unsigned j = 0; j <= lb; j++)
         row[j] = j;
-    for (unsigned i = 1; *a; a++, i++) {
+    for (unsigned i = 1; i <= la; a++, i++) {
         unsigned diagonal = row[0];
         row[0] = i;
         for (unsigned j = 1; j <= lb; j++) {
@@ -167,23 +157,49 @@ static unsigned distance(const char *a, const char *b)
     return row[lb];
 }
 
-static void complain_unknown(const char *name, size_t len)
+static void complain_unknown(const char *name, size_t len, char *ret_why, size_t cap)
 {
-    char unknown[40];
+    char shown[SHOWN];
     const char *nearest = NULL;
     unsigned best = 4; /* further away is not a slip of the finger */
-    snprintf(unknown, sizeof(unknown), "%.*s", (int)len, name);
     for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
-        unsigned d = distance(unknown, table[i].name);
+        unsigned d = distance(name, len, table[i].name);
         if (d < best) {
             best = d;
             nearest = table[i].name;
         }
     }
+    vram_quote(shown, sizeof(shown), name, len);
     if (nearest)
-        complain("VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", unknown, nearest);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", shown, nearest);
     else
-        complain("VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", unknown);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", shown);
+}
+
+/* Sets one option, its name given without the prefix and with its length. 0, or -ENOENT or -EINVAL and the line about it. */
+static int take(struct vram_options *into, const char *name, size_t len, const char *value, char *ret_why, size_t cap)
+{
+    size_t i = 0;
+    while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
+        i++;
+    if (i == VRAM_LENGTH(table)) {
+        complain_unknown(name, len, ret_why, cap);
+        return -ENOENT;
+    }
+    if (set(into, i, value) == 0)
+        return 0;
+    char shown[SHOWN];
+    vram_quote(shown, sizeof(shown), value, strlen(value));
+    snprintf(ret_why, cap, "VRAMSHIM_%s=%s was ignored: it takes %s; using %s", table[i].name, shown, takes[table[i].type],
+             table[i].initial);
+    set(into, i, table[i].initial);
+    return -EINVAL;
+}
+
+VRAM_EXPORT int vramshim_check_option(const char *name, const char *value, char *ret_why, size_t cap)
+{
+    struct vram_options scratch;
+    return take(&scratch, name, strlen(name), value, ret_why, cap);
 }
 
 void vram_options_read(char *const *environ_strings)
@@ -191,23 +207,20 @@ void vram_options_read(char *const *environ_strings)
     static const char prefix[] = "VRAMSHIM_";
     complaint_count = 0;
     for (size_t i = 0; i < VRAM_LENGTH(table); i++)
-        set(i, table[i].initial);
+        set(&options, i, table[i].initial);
 
     for (; environ_strings && *environ_strings; environ_strings++) {
         const char *name = *environ_strings;
+        char line[sizeof(complaints[0])];
         if (strncmp(name, prefix, sizeof(prefix) - 1) != 0)
             continue;
         name += sizeof(prefix) - 1;
         size_t len = strcspn(name, "=");
-        const char *value = name[len] ? name + len + 1 : "";
-        size_t i = 0;
-        while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
-            i++;
-        if (i == VRAM_LENGTH(table))
-            complain_unknown(name, len);
-        else if (set(i, value) != 0)
-            complain("VRAMSHIM_%s=%.80s was ignored: it takes %s; using %s", table[i].name, value,
-                     takes[table[i].type], table[i].initial);
+        if (take(&options, name, len, name[len] ? name + len + 1 : "", line, sizeof(line)) == 0)
+            continue;
+        if (complaint_count < COMPLAINTS_MAX)
+            memcpy(complaints[complaint_count], line, sizeof(line));
+        complaint_count++;
     }
 }
 
@@ -253,8 +266,10 @@ void vram_option_format(struct vram_text *t, size_t index)
 
 void vram_options_complain(void)
 {
-    for (unsigned i = 0; i < complaint_count; i++)
+    for (unsigned i = 0; i < complaint_count && i < COMPLAINTS_MAX; i++)
         vram_say("%s", complaints[i]);
+    if (complaint_count > COMPLAINTS_MAX)
+        vram_say("and %u more VRAMSHIM_ variables were ignored", complaint_count - COMPLAINTS_MAX);
     if (!options.verbose)
         return;
     static const char *const help[] = {

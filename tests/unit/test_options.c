@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/say.h"
+#include "vramshim/vramshim.h"
 
 #define READ(...) vram_options_read((char *const *)(const char *const[]){__VA_ARGS__, NULL})
 
@@ -169,4 +170,22 @@ Test(options, factors)
     cr_assert_eq(f, 12500);
     cr_assert_eq(vram_parse_factor("none", &f), 0);
     cr_assert_eq(f, VRAM_SLACK_NONE);
+}
+
+Test(options, a_check_says_what_would_be_said_and_changes_nothing)
+{
+    char why[512] = "untouched", small[16];
+    READ("VRAMSHIM_CACHE_MAX=1G", "VRAMSHIM_VERBOSE=no");
+    cr_assert_eq(vramshim_check_option("CACHE_MAX", "2G", why, sizeof(why)), 0);
+    cr_assert_str_eq(why, "untouched");
+    cr_assert_eq(vramshim_check_option("CACHE_MAX", "lots\n", why, sizeof(why)), -EINVAL);
+    cr_assert(strstr(why, "VRAMSHIM_CACHE_MAX=lots\\n was ignored: it takes a size such as 512M"), "%s", why);
+    cr_assert_eq(vramshim_check_option("CASH", "1", why, sizeof(why)), -ENOENT);
+    cr_assert_str_eq(why, "VRAMSHIM_CASH is not an option and was ignored; did you mean VRAMSHIM_CACHE?");
+    cr_assert_eq(vramshim_check_option("CASH", "1", small, sizeof(small)), -ENOENT);
+    cr_assert_str_eq(small, "VRAMSHIM_CASH i");
+    cr_assert_eq(vramshim_check_option("CACHE", "2", NULL, 0), -EINVAL);
+    cr_assert_eq(vram_options->cache_max, 1 << 30);
+    cr_assert(vram_options->cache);
+    cr_assert_str_empty(complaints());
 }
