@@ -77,7 +77,7 @@ static bool find_program(const char *name, char ret_path[PATH_MAX])
 
 /*
  * In a program that gets rights which its caller has not, the loader forgets LD_PRELOAD, for its children too (AT_SECURE). The
- * kernel's rule: effective and real ids differ, or one who is not root gets capabilities from the file (Linux, security/commoncap.c).
+ * kernel's rule (security/commoncap.c): effective and real ids differ, or one who is not root gets capabilities from the file.
  */
 static bool keeps_rights(const struct question *q, const char *path)
 {
@@ -101,8 +101,8 @@ static bool keeps_rights(const struct question *q, const char *path)
     bool effective = le32toh(caps.magic_etc) & VFS_CAP_FLAGS_EFFECTIVE;
     bool permitted = caps.data[0].permitted || caps.data[1].permitted;
     if (effective || (permitted && !no_new))
-        return refuse(q, path, "has capabilities of its own (getcap shows them), %s: run vramctl as root, or a copy of the program, "
-                      "which has none", ignored);
+        return refuse(q, path, "has capabilities of its own (getcap shows them), %s: run vramctl as root, or a copy of the "
+                      "program, which has none", ignored);
     return true;
 }
 
@@ -120,14 +120,16 @@ static bool takes_library(const struct question *q, const char *path, const stru
 {
     const struct vram_elf *library = q->library;
     if (elf->machine != library->machine || elf->bits != library->bits || elf->foreign_order != library->foreign_order)
-        return refuse(q, path, "is built for %s, and the library for %s", vram_elf_machine(elf, (char[VRAM_ELF_NAME_MAX]){0}),
+        return refuse(q, path, "is built for %s, and the library for %s",
+                      vram_elf_machine(elf, (char[VRAM_ELF_NAME_MAX]){0}),
                       vram_elf_machine(library, (char[VRAM_ELF_NAME_MAX]){0}));
     const char *loader = *elf->interpreter ? elf->interpreter : path;
     if ((*elf->interpreter || elf->has_soname) && !is_of_glibc(loader))
-        return refuse(q, path, "has another C library than glibc (its loader is %s), and the library needs glibc", QUOTED(loader));
+        return refuse(q, path, "has another C library than glibc (its loader is %s), and the library needs glibc",
+                      QUOTED(loader));
     if (!*elf->interpreter && !elf->has_soname)
-        return refuse(q, path, "is statically linked, and nothing can be preloaded into it: link it dynamically; if it only starts the "
-                      "programs that use the GPU, vramctl run -- env %s", QUOTED(q->name));
+        return refuse(q, path, "is statically linked, and nothing can be preloaded into it: link it dynamically; if it only "
+                      "starts the programs that use the GPU, vramctl run -- env %s", QUOTED(q->name));
     return true;
 }
 

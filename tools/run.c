@@ -55,9 +55,10 @@ void vram_run_usage(FILE *out)
         int n = fprintf(out, "  --%s=%s", flags[i], options[i].shown);
         fprintf(out, "%*s%s [%s]\n", n < COLUMN ? COLUMN - n : 1, "", options[i].help, options[i].initial);
     }
-    fprintf(out, "  %-*s%s\n", COLUMN - 2, "--library=PATH", "the libvramshim.so to use, instead of the one that belongs to this vramctl");
-    fprintf(out, "\nEach sets VRAMSHIM_<NAME>; the default is in brackets. BYTES may have a unit (512M, 4G). A program into which\n"
-                 "the library cannot be loaded (statically linked, set-user-ID) is not started.\n\n"
+    fprintf(out, "  %-*s%s\n", COLUMN - 2, "--library=PATH",
+            "the libvramshim.so to use, instead of the one that belongs to this vramctl");
+    fprintf(out, "\nEach sets VRAMSHIM_<NAME>; the default is in brackets. BYTES may have a unit (512M, 4G).\n"
+                 "A program into which the library cannot be loaded (statically linked, set-user-ID) is not started.\n\n"
                  "  vramctl run -- python train.py\n"
                  "  vramctl run --cache-max=4G --report=report.%%p -- python train.py\n"
                  "  kill -USR1 PID              # gives the kept memory back\n");
