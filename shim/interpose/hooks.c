@@ -6,15 +6,16 @@
 #include "base/compiler.h"
 #include "base/proc.h"
 #include "config/options.h"
+#include "driver/next.h"
 
 /* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        __typeof__(&name) real = vram_driver()->name;                                                                  \
+        __typeof__(&name) real = vram_next_inside ? vram_driver_own.name : vram_driver()->name;                        \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
-        if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
+        if (vram_unlikely(vram_next_inside || !vram_proc_is_ours()))                                                   \
             return real arguments;                                                                                     \
         vram_activity_mark();                                                                                          \
         uintptr_t caller = (uintptr_t)__builtin_return_address(0);                                                     \
@@ -30,7 +31,7 @@
 #define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        __typeof__(&name) real = vram_driver()->name;                                                                  \
+        __typeof__(&name) real = vram_next_inside ? vram_driver_own.name : vram_driver()->name;                        \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
         vram_activity_mark();                                                                                          \
@@ -46,8 +47,8 @@ static const struct {
     void *const *real;
     bool launch;
 } table[] = {
-#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, false},
-#define VRAM_LAUNCH(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, true},
+#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_own.name, false},
+#define VRAM_LAUNCH(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_own.name, true},
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
