@@ -12,10 +12,12 @@
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        __typeof__(&name) real = vram_next_inside ? vram_driver_own.name : vram_driver()->name;                        \
+        if (vram_unlikely(vram_next_inside))                                                                           \
+            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
+        __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
-        if (vram_unlikely(vram_next_inside || !vram_proc_is_ours()))                                                   \
+        if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
         vram_activity_mark();                                                                                          \
         uintptr_t caller = (uintptr_t)__builtin_return_address(0);                                                     \
@@ -31,7 +33,9 @@
 #define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        __typeof__(&name) real = vram_next_inside ? vram_driver_own.name : vram_driver()->name;                        \
+        if (vram_unlikely(vram_next_inside))                                                                           \
+            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
+        __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
         vram_activity_mark();                                                                                          \
