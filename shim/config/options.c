@@ -83,7 +83,9 @@ static int set(struct vram_options *into, size_t index, const char *value, const
     return -ENOENT;
 }
 
-/* Levenshtein distance, for the nearest name. Names are short. */
+static char large(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
+
+/* Levenshtein distance in any case, for the nearest name. Names are short. */
 static unsigned distance(const char *a, size_t la, const char *b)
 {
     unsigned row[40], lb = (unsigned)strlen(b);
@@ -95,7 +97,7 @@ static unsigned distance(const char *a, size_t la, const char *b)
         unsigned diagonal = row[0];
         row[0] = i;
         for (unsigned j = 1; j <= lb; j++) {
-            unsigned above = row[j], best = diagonal + (*a != b[j - 1]);
+            unsigned above = row[j], best = diagonal + (large(*a) != b[j - 1]);
             best = best < above + 1 ? best : above + 1;
             best = best < row[j - 1] + 1 ? best : row[j - 1] + 1;
             diagonal = above;
