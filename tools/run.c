@@ -16,7 +16,8 @@
 
 /* What a value is called in the help. */
 #define SHOWN_BOOL "0|1"
-#define SHOWN_SIZE "BYTES"
+#define SHOWN_BOUND "BYTES"
+#define SHOWN_KEEP "BYTES"
 #define SHOWN_PERCENT "PERCENT"
 #define SHOWN_FACTOR "FACTOR"
 #define SHOWN_SECONDS "SECONDS"
