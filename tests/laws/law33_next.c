@@ -210,12 +210,12 @@ LAW_CHILD(is_asked_back)
     OK(cu.cuMemFree_v2(p));
     give_cause_to_keep(SIZE);
     flush();
-    CHECK_EQ(registered_is_allocated(), 0);
+    SOON(registered_is_allocated() == 0); /* the flush counted its own frees as well */
     if (under_shim() || law_route == ROUTE_DIRECT)
         CHECK_EQ(before_last_size(), SIZE);
     /* each free of a block was accompanied by one of its own, of which it was not told */
     if (under_shim() || law_route == ROUTE_DIRECT)
-        CHECK_EQ(driver_calls("cuMemFree_v2"), 2 * before_calls("cuMemFree_v2"));
+        SOON(driver_calls("cuMemFree_v2") == 2 * before_calls("cuMemFree_v2"));
 }
 
 LAW_CASE_SIM(what_it_does_meanwhile)
