@@ -107,8 +107,8 @@ static int examine(struct vram_library *library, int fd, char *ret_why, size_t c
         return WHY("%s is not whole: copy it anew", path), -ENOEXEC;
     if (library->elf.has_soname && mentions(fd, (size_t)st.st_size, question, sizeof(question)))
         return 0;
-    static const char prefix[] = "VRAMSHIM_"; /* with its NUL, as a libvramshim.so of any version has it */
-    if (library->elf.has_soname && mentions(fd, (size_t)st.st_size, prefix, sizeof(prefix)))
+    static const char prefix[] = "VRAMSHIM_"; /* in what a libvramshim.so of any version says */
+    if (library->elf.has_soname && mentions(fd, (size_t)st.st_size, prefix, strlen(prefix)))
         return WHY("%s is a libvramshim.so older than this vramctl (%s), which cannot check its options: name it in LD_PRELOAD "
                    "yourself, or install the newer one", path, VRAM_VERSION),
                -ENOTSUP;
