@@ -108,10 +108,11 @@ static int write_all(int fd, bool may_block, const char *bytes, size_t len)
     return 0;
 }
 
+/* `what` it is may be unknown (NULL). */
 static int write_guarded(int fd, const struct stat *what, const char *bytes, size_t len)
 {
     int saved = errno;
-    bool may_block = !S_ISREG(what->st_mode) && !is_null(what) && !vram_sandboxed();
+    bool may_block = !(what && (S_ISREG(what->st_mode) || is_null(what))) && !vram_sandboxed();
     sigset_t ours, before, pending;
     sigemptyset(&ours);
     sigaddset(&ours, SIGPIPE);
@@ -140,7 +141,7 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
 {
     int saved = errno;
     struct stat what;
-    int r = identify(fd, &what) ? write_guarded(fd, &what, bytes, len) : -errno;
+    int r = write_guarded(fd, identify(fd, &what) ? &what : NULL, bytes, len);
     errno = saved;
     return r;
 }
