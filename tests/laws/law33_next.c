@@ -41,13 +41,21 @@ static size_t registered_is_allocated(void)
     return n;
 }
 
+/* What waits for the shim's thread gives up after some seconds: a library that is not told may wait for ever. */
+#define SOON(condition)                                                                                                \
+    do {                                                                                                               \
+        for (int soon_ = 0; soon_ < 5000 && !(condition); soon_++)                                                     \
+            nap();                                                                                                     \
+        CHECK(condition);                                                                                              \
+    } while (0)
+
 static void flush(void)
 {
     if (!under_shim())
         return;
     unsigned long before = driver_calls("cuMemFree_v2");
     raise(SIGUSR1);
-    WAIT_UNTIL(driver_calls("cuMemFree_v2") >= before + KEPT);
+    SOON(driver_calls("cuMemFree_v2") >= before + KEPT);
 }
 
 static void give_cause_to_keep(size_t size)
@@ -111,11 +119,16 @@ LAW_CHILD(uses_every_family)
     size_t pitch;
     unsigned flags;
     void *host[2];
+    CUipcMemHandle donation;
     law_context();
     CUmemoryPool pool = pool_on(0);
 
     OK(cu.cuMemAllocPitch_v2(&p, &pitch, 1000, 1000, 4));
     OK(cu.cuMemFree_v2(p));
+    OK(cu.cuMemAlloc_v2(&p, 3 * MIB));
+    OK(cu.cuIpcGetMemHandle(&donation, p)); /* such a block goes back when it is freed */
+    OK(cu.cuMemFree_v2(p));
+    OK(cu.cuMemFree_v2(0));
     OK(cu.cuMemFree_v2(managed(3 * MIB)));
     OK(cu.cuMemFreeAsync(in_order(3 * MIB), NULL));
     OK(cu.cuMemFreeAsync(in_order_from(pool, 3 * MIB), NULL));
@@ -134,8 +147,10 @@ LAW_CHILD(uses_every_family)
         place = reserve(4 * MIB);
         OK(cu.cuMemMap(place, 4 * MIB, 0, handle, 0));
         OK(cuMemSetAccess(place, 4 * MIB, &access, 1));
-        OK(cu.cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)place));
-        OK(cu.cuMemRelease(again));
+        if (i == 0) { /* what somebody else holds is not kept */
+            OK(cu.cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)place));
+            OK(cu.cuMemRelease(again));
+        }
         OK(cu.cuMemUnmap(place, 4 * MIB));
         OK(cu.cuMemRelease(handle));
         OK(cuMemAddressFree(place, 4 * MIB));
@@ -162,7 +177,7 @@ LAW_CHILD(uses_every_family)
     OK(cu.cuMemHostUnregister(registered));
     OK(cuMemHostRegister(registered, sizeof(registered), 0));
     OK(cu.cuMemHostUnregister(registered));
-    CUipcMemHandle donation = donated();
+    donation = donated();
     OK(cu.cuIpcOpenMemHandle_v2(&p, donation, 1));
     OK(cu.cuIpcCloseMemHandle(p));
     OK(cuIpcOpenMemHandle(&p, donation, 1));
@@ -202,12 +217,12 @@ LAW_CHILD(is_asked_back)
     OK(cu.cuMemFree_v2(p));
     give_cause_to_keep(SIZE);
     flush();
-    CHECK_EQ(registered_is_allocated(), 0);
+    SOON(registered_is_allocated() == 0); /* the flush counted its own frees as well */
     if (under_shim() || law_route == ROUTE_DIRECT)
         CHECK_EQ(before_last_size(), SIZE);
     /* each free of a block was accompanied by one of its own, of which it was not told */
     if (under_shim() || law_route == ROUTE_DIRECT)
-        CHECK_EQ(driver_calls("cuMemFree_v2"), 2 * before_calls("cuMemFree_v2"));
+        SOON(driver_calls("cuMemFree_v2") == 2 * before_calls("cuMemFree_v2"));
 }
 
 LAW_CASE_SIM(what_it_does_meanwhile)
@@ -267,6 +282,6 @@ LAW_CASE_SIM(threads_and_flushes)
         CHECK(pthread_join(threads[i], NULL) == 0);
     give_cause_to_keep(6 * MIB); /* something for the last flush in any case */
     flush();
-    WAIT_UNTIL(registered_is_allocated() == 0);
+    SOON(registered_is_allocated() == 0);
     seen_as_by_the_driver();
 }
