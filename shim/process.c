@@ -55,6 +55,7 @@ static void postfork_child(void)
     vram_capture_forget();
     vram_heap_forget();
     vram_control_forget();
+    vram_say_forget();
     vram_report_forget();
     vram_trace_start();
     vram_last_watch(vram_control_look);
@@ -84,7 +85,7 @@ static void report_on_exit(int status, void *unused)
 static void __attribute__((constructor)) load(void)
 {
     vram_proc_record();
-    vram_say_init();
+    vram_say_adopt();
     vram_options_read(environ);
     vram_next_look();
     vram_trace_start();

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 
 #define VRAM_LIBC_FUNCTIONS(X)                                                                                         \
     X(void *, dlsym, (void *, const char *))                                                                           \
@@ -18,6 +19,11 @@
     X(int, siginterrupt, (int, int))                                                                                   \
     X(int, __cxa_at_quick_exit, (void (*)(void *), void *))                                                           \
     X(void, _exit, (int))                                                                                              \
+    X(int, dup2, (int, int))                                                                                           \
+    X(int, dup3, (int, int, int))                                                                                      \
+    X(FILE *, freopen, (const char *, const char *, FILE *))                                                           \
+    X(FILE *, freopen64, (const char *, const char *, FILE *))                                                         \
+    X(int, prctl, (int, unsigned long, unsigned long, unsigned long, unsigned long))                                   \
     X(int, pthread_create, (pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))
 
 /* vram_libc_sigaction() and so on: the pointer to the real one. Never NULL for libc.so.6. */

@@ -4,8 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/compiler.h"
+
 atomic_uint *vram_proc_word;
 static atomic_int recorded; /* 0 before load */
+static VRAM_TLS bool renounced;
 
 void vram_proc_record(void)
 {
@@ -21,6 +24,8 @@ void vram_proc_record(void)
     atomic_store(&recorded, (int)syscall(SYS_getpid));
 }
 
-bool vram_proc_is_recorded(void) { return atomic_load(&recorded) == (int)syscall(SYS_getpid); }
+void vram_proc_renounce(void) { renounced = true; }
+
+bool vram_proc_is_recorded(void) { return !renounced && atomic_load(&recorded) == (int)syscall(SYS_getpid); }
 
 pid_t vram_proc_pid(void) { return atomic_load(&recorded); }

@@ -19,6 +19,11 @@
 
 void vram_proc_record(void); /* at load, and in the child handler of a fork: this process is ours from now on */
 bool vram_proc_is_recorded(void);
+
+/* This thread may do nothing any more but read, write and leave (seccomp's strict mode): whatever it asks, the process is no
+ * longer ours, and asking costs no system call. */
+void vram_proc_renounce(void);
+
 pid_t vram_proc_pid(void); /* the recorded one */
 
 extern atomic_uint *vram_proc_word; /* 1 in our process, 0 in a child that has not recorded itself; NULL: no such page */

@@ -6,33 +6,67 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/select.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/compiler.h"
+#include "base/rate.h"
+#include "base/sandbox.h"
+#include "vramshim/quote.h"
 
-enum { LINES_MAX = 200, WAIT_MS = 100, MS = 1000000 };
+enum {
+    WAIT_MS = 100,
+    MS = 1000000,
+    PIECE = 512,     /* bytes at a time into what may block */
+    LINE = 640,      /* of a line, on the stack of whoever speaks, which may be a signal handler's */
+    LONG_LINE = 5120 /* with a path in it */
+};
 
-static struct stat stderr_at_load;
-static bool stderr_known; /* written once, at load */
-static atomic_uint lines;
+/* The error stream. Each change goes into the next slot and is then published, so that neither a writer nor a reader, which may
+ * be a signal handler, waits for anybody; a reader would have to sleep through all slots to see a torn one. */
+struct identity {
+    dev_t dev, rdev;
+    ino_t ino;
+};
+enum { SLOTS = 64 };
+static struct identity slots[SLOTS];
+static atomic_uint adoptions;
+static struct identity *_Atomic adopted; /* NULL: there is none */
 
 /* fstat() has a version of glibc 2.33. */
 static bool identify(int fd, struct stat *ret_stat) { return syscall(SYS_fstat, fd, ret_stat) == 0; }
 
-void vram_say_init(void) { stderr_known = identify(STDERR_FILENO, &stderr_at_load); }
-
-static bool stderr_is_ours(void)
+void vram_say_adopt(void)
 {
+    int saved = errno;
     struct stat now;
-    return stderr_known && identify(STDERR_FILENO, &now) && now.st_dev == stderr_at_load.st_dev &&
-           now.st_ino == stderr_at_load.st_ino && now.st_rdev == stderr_at_load.st_rdev;
+    struct identity *slot = NULL;
+    if (identify(STDERR_FILENO, &now)) {
+        slot = &slots[atomic_fetch_add(&adoptions, 1) % SLOTS];
+        *slot = (struct identity){now.st_dev, now.st_rdev, now.st_ino};
+    }
+    atomic_store(&adopted, slot);
+    errno = saved;
+}
+
+/* Where daemon() leads descriptor 2, without our seeing it: harmless, and nobody is to be told that it cannot be written. */
+static bool is_null(const struct stat *s) { return S_ISCHR(s->st_mode) && s->st_rdev == makedev(1, 3); }
+
+static bool stderr_is_the_programs(struct stat *ret_now)
+{
+    const struct identity *known = atomic_load(&adopted);
+    if (!identify(STDERR_FILENO, ret_now))
+        return false;
+    return is_null(ret_now) || (known && ret_now->st_dev == known->dev && ret_now->st_ino == known->ino &&
+                                ret_now->st_rdev == known->rdev);
 }
 
 /* A pipe that polls writable takes PIPE_BUF bytes without blocking, whatever the descriptor's flags; its flags are the
@@ -54,12 +88,16 @@ static int wait_writable(int fd, uint64_t until)
 
 /* One time for all of it: a timer's signals must not make it longer. When it is over, only what finds room at once is
  * written. */
-static int write_all(int fd, const char *bytes, size_t len)
+static int write_all(int fd, bool may_block, const char *bytes, size_t len)
 {
     uint64_t until = vram_now() + (uint64_t)WAIT_MS * MS;
     while (len > 0) {
-        int ready = wait_writable(fd, until);
-        ssize_t n = ready > 0 ? write(fd, bytes, len < 512 ? len : 512) : ready;
+        int ready = may_block ? wait_writable(fd, until) : 1;
+        if (ready < 0 && errno != EINTR) { /* a filter forbids to ask; what is wrong with the descriptor, write() will say */
+            may_block = false;
+            continue;
+        }
+        ssize_t n = ready > 0 ? write(fd, bytes, may_block && len > PIECE ? PIECE : len) : ready;
         if (n < 0 && errno == EINTR && vram_now() < until)
             continue;
         if (n <= 0)
@@ -70,9 +108,11 @@ static int write_all(int fd, const char *bytes, size_t len)
     return 0;
 }
 
-int vram_write_gently(int fd, const char *bytes, size_t len)
+/* `what` it is may be unknown (NULL). */
+static int write_guarded(int fd, const struct stat *what, const char *bytes, size_t len)
 {
     int saved = errno;
+    bool may_block = !(what && (S_ISREG(what->st_mode) || is_null(what))) && !vram_sandboxed();
     sigset_t ours, before, pending;
     sigemptyset(&ours);
     sigaddset(&ours, SIGPIPE);
@@ -82,7 +122,7 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
     /* One that was already pending is the program's: leave it. One that our write raised is ours: consume it. */
     sigpending(&pending);
     sigprocmask(SIG_BLOCK, &ours, &before);
-    int r = write_all(fd, bytes, len);
+    int r = write_all(fd, may_block, bytes, len);
     int raised = r == -EPIPE ? SIGPIPE : r == -EFBIG ? SIGXFSZ : 0;
     if (raised && sigismember(&pending, raised) != 1) {
         const struct timespec zero = {0, 0};
@@ -97,36 +137,114 @@ int vram_write_gently(int fd, const char *bytes, size_t len)
     return r;
 }
 
+int vram_write_gently(int fd, const char *bytes, size_t len)
+{
+    int saved = errno;
+    struct stat what;
+    int r = write_guarded(fd, identify(fd, &what) ? &what : NULL, bytes, len);
+    errno = saved;
+    return r;
+}
+
 int vram_say_raw(const char *bytes, size_t len)
 {
     int saved = errno;
-    int r = stderr_is_ours() ? vram_write_gently(STDERR_FILENO, bytes, len) : -EBADF;
+    struct stat now;
+    int r = stderr_is_the_programs(&now) ? write_guarded(STDERR_FILENO, &now, bytes, len) : -EBADF;
     errno = saved;
+    return r;
+}
+
+/* Quotes and says a line; one that grows by that beyond what is usual goes in several writes. */
+static int say_quoted(const char *line, size_t len)
+{
+    char out[LINE + 8];
+    int r;
+    do {
+        size_t at = 0;
+        while (len > 0 && at + 8 < sizeof(out)) {
+            size_t shown = vram_quote_shown((const unsigned char *)line, len), n = shown ? shown : 1;
+            at += vram_quote(out + at, sizeof(out) - at, line, n);
+            line += n;
+            len -= n;
+        }
+        if (len == 0)
+            out[at++] = '\n';
+        r = vram_say_raw(out, at);
+    } while (r == 0 && len > 0);
+    return r;
+}
+
+/* Into the buffer; what does not fit ends with "...". Returns the length that it wants. */
+static size_t compose(char *buf, size_t cap, unsigned left_out, const char *fmt, va_list ap)
+{
+    char more[64] = "";
+    if (left_out)
+        snprintf(more, sizeof(more), " (and %u more like this were not shown)", left_out);
+    int prefix = snprintf(buf, cap, "vramshim: ");
+    int text = vsnprintf(buf + prefix, cap - (size_t)prefix, fmt, ap);
+    size_t len = (size_t)prefix + (text > 0 ? (size_t)text : 0), tail = strlen(more);
+    size_t at = len;
+    if (len + tail >= cap) {
+        at = cap - 1 - tail;
+        memcpy(buf + at - 3, "...", 3);
+    }
+    memcpy(buf + at, more, tail + 1);
+    return len + tail;
+}
+
+static char long_line[LONG_LINE];
+static atomic_bool busy; /* somebody uses it: another thread, or the frame that this handler interrupted */
+
+static int say(unsigned left_out, const char *fmt, va_list ap)
+{
+    char line[LINE], *said = line;
+    va_list again;
+    va_copy(again, ap);
+    size_t cap = sizeof(line), len = compose(line, cap, left_out, fmt, ap);
+    bool taken = len >= cap && !atomic_exchange(&busy, true);
+    if (taken)
+        len = compose(said = long_line, cap = sizeof(long_line), left_out, fmt, again);
+    va_end(again);
+    int r = say_quoted(said, len < cap ? len : cap - 1);
+    if (taken)
+        atomic_store(&busy, false);
     return r;
 }
 
 void vram_say(const char *fmt, ...)
 {
-    static const char prefix[] = "vramshim: ";
-    char buf[640];
-    unsigned n = atomic_fetch_add(&lines, 1);
-    if (n > LINES_MAX)
-        return;
-    if (n == LINES_MAX) {
-        static const char last[] = "vramshim: too many messages; no more are shown\n";
-        vram_say_raw(last, sizeof(last) - 1);
-        return;
-    }
-    int len = snprintf(buf, sizeof(buf), "%s", prefix);
     va_list ap;
     va_start(ap, fmt);
-    int more = vsnprintf(buf + len, sizeof(buf) - (size_t)len - 1, fmt, ap);
+    say(0, fmt, ap);
     va_end(ap);
-    if (more < 0)
-        return;
-    len += more < (int)sizeof(buf) - len - 1 ? more : (int)sizeof(buf) - len - 2;
-    buf[len++] = '\n';
-    vram_say_raw(buf, (size_t)len);
+}
+
+#define RATE(kind, burst, seconds) [kind] = {burst, (seconds) * 1000ull * MS, 0, 0},
+static struct vram_rate rates[] = {VRAM_NOTICE_KINDS(RATE)};
+#undef RATE
+
+bool vram_notice(enum vram_notice kind, const char *fmt, ...)
+{
+    unsigned left_out;
+    if (!vram_rate_pass(&rates[kind], vram_now(), &left_out))
+        return false;
+    va_list ap;
+    va_start(ap, fmt);
+    int r = say(left_out, fmt, ap);
+    va_end(ap);
+    if (r < 0)
+        atomic_fetch_add(&rates[kind].left_out, left_out + 1); /* for the next one to tell */
+    return r == 0;
+}
+
+void vram_say_forget(void)
+{
+    for (size_t i = 0; i < VRAM_LENGTH(rates); i++) {
+        atomic_store(&rates[i].full, 0);
+        atomic_store(&rates[i].left_out, 0);
+    }
+    atomic_store(&busy, false);
 }
 
 #ifdef VRAM_CHECKS

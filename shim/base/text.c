@@ -2,6 +2,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "vramshim/quote.h"
 
 void vram_text_add(struct vram_text *t, const char *fmt, ...)
 {
@@ -12,6 +15,13 @@ void vram_text_add(struct vram_text *t, const char *fmt, ...)
     if (n < 0)
         return;
     t->len = (size_t)n < t->cap - t->len ? t->len + (size_t)n : t->cap - 1;
+}
+
+void vram_text_name(struct vram_text *t, const char *name)
+{
+    char quoted[VRAM_TEXT_NAME];
+    vram_quote(quoted, sizeof(quoted), name, strlen(name));
+    vram_text_add(t, "%s", quoted);
 }
 
 /* Tenths by integers: no floating point, so no libc path that may allocate. Rounded half up. */

@@ -16,9 +16,13 @@ struct vram_text {
     size_t len; /* without the final NUL; len < cap */
 };
 
+/* Of what others have named, as it is shown: more of it only fills the buffer. */
+enum { VRAM_TEXT_NAME = 256 };
+
 #define VRAM_TEXT(array) ((struct vram_text){(array), sizeof(array), 0})
 
 void vram_text_add(struct vram_text *t, const char *fmt, ...) VRAM_PRINTF(2, 3);
+void vram_text_name(struct vram_text *t, const char *name);   /* of others: quoted, and cut with "..." */
 void vram_text_bytes(struct vram_text *t, uint64_t bytes);   /* "512 B", "1.5 MiB", "80.0 GiB" */
 void vram_text_duration(struct vram_text *t, uint64_t ns);   /* "12 us", "3.4 ms", "5.0 s", "2 h 3 min" */
 void vram_text_count(struct vram_text *t, uint64_t n, const char *noun); /* "1 block", "2 blocks" */

@@ -6,6 +6,7 @@
 
 #include "base/glibc.h"
 #include "base/libc.h"
+#include "base/sandbox.h"
 
 VRAM_OLD_SYMBOL(pthread_create, "GLIBC_2.2.5");
 VRAM_OLD_SYMBOL(pthread_setname_np, "GLIBC_2.12");
@@ -32,7 +33,7 @@ int vram_thread_start(void *(*run)(void *), const char *name)
     int r = create(&thread, &attr, run, NULL);
     sigprocmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
-    if (r == 0 && name && pthread_setname_np)
+    if (r == 0 && name && pthread_setname_np && !vram_sandboxed()) /* it may open a file of /proc */
         pthread_setname_np(thread, name);
     return r;
 }

@@ -11,6 +11,7 @@
 #include "base/compiler.h"
 #include "base/futex.h"
 #include "base/proc.h"
+#include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -76,7 +77,10 @@ static void tell_drained(struct vram_text *t, const struct vram_drained *drained
             continue;
         *given++ = 0;
         if (*given == '!') {
-            vram_say("cannot drain %s: %s", part, given + 1);
+            if (by_idleness)
+                vram_notice(VRAM_NOTICE_NO_DRAIN, "cannot drain %s: %s", part, given + 1);
+            else
+                vram_say("cannot drain %s: %s", part, given + 1);
             continue;
         }
         uint64_t bytes = strtoull(given, NULL, 10);
@@ -130,7 +134,16 @@ struct beside {
     uint64_t pools, host, virtual_memory;
 };
 
-static void tell(const struct vram_reclaimed *done, const struct beside *beside, uint64_t ns,
+/* Each signal is answered; what happens by idleness, when it does not happen all the time. Whether it was told. */
+static bool answer(const char *line)
+{
+    if (by_idleness)
+        return vram_notice(VRAM_NOTICE_IDLE, "%s", line);
+    vram_say("%s", line);
+    return true;
+}
+
+static bool tell(const struct vram_reclaimed *done, const struct beside *beside, uint64_t ns,
                  const struct vram_drained *drained, bool draining)
 {
     char buf[512];
@@ -170,7 +183,7 @@ static void tell(const struct vram_reclaimed *done, const struct beside *beside,
     }
     if (draining)
         vram_text_add(&t, "; Python is busy, its frameworks' caches follow when it lets us in");
-    vram_say("%s", buf);
+    return answer(buf);
 }
 
 static void await_captures(void)
@@ -181,7 +194,7 @@ static void await_captures(void)
         return;
     begin_line(&t);
     vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
-    vram_say("%s", buf);
+    answer(buf);
     while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
         ;
 }
@@ -205,8 +218,8 @@ static void flush(const struct vram_drained *drained, bool draining)
             break;
         await_captures();
     }
-    tell(&total, &beside, vram_now() - start, drained, draining);
-    tell_view();
+    if (tell(&total, &beside, vram_now() - start, drained, draining))
+        tell_view();
     vram_trace_write();
 }
 
@@ -252,7 +265,7 @@ static void decay(void)
     amount(&t, gone.blocks, gone.bytes);
     vram_text_add(&t, " back to the driver, unused for ");
     vram_text_duration(&t, age * 1000000);
-    vram_say("%s", buf);
+    vram_notice(VRAM_NOTICE_DECAY, "%s", buf);
 }
 
 /* Waits for a request. False: there is none, but the program has been idle for as long as VRAMSHIM_IDLE_DRAIN says, for the
@@ -322,6 +335,7 @@ void vram_control_start(void)
     if (vram_likely(atomic_load_explicit(&started, memory_order_relaxed)) || atomic_exchange(&started, true))
         return;
     int saved = errno;
+    vram_sandbox_look();
     vram_options_complain();
     if (vram_control_atfork != 0)
         vram_say("cannot follow forks (%s): what a forked child does with GPU memory is neither kept nor reported",

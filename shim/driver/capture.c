@@ -21,6 +21,7 @@ struct capturing {
 
 static struct capturing list[STREAMS_MAX]; /* under CAPTURE */
 static unsigned listed;                    /* under CAPTURE */
+static bool full;                          /* it has been, once; under CAPTURE */
 
 static atomic_uint captures;  /* announced and begun; futex of vram_capture_wait_none */
 static atomic_uint in_flight; /* driver calls of ours; futex of vram_capture_announce */
@@ -98,12 +99,13 @@ void vram_capture_begun(CUstream stream, bool per_thread, CUcontext ctx)
 {
     struct capturing k = key(stream, per_thread, ctx);
     vram_lock(VRAM_RANK_CAPTURE);
-    bool room = listed < STREAMS_MAX;
+    bool room = listed < STREAMS_MAX, told = full;
     if (room)
         list[listed++] = k;
+    full |= !room;
     vram_unlock(VRAM_RANK_CAPTURE);
     /* Not listed, it never ends for us: everything stays native, which is slow and right. */
-    if (!room)
+    if (!room && !told)
         vram_say("more than %d streams capture at once; caching is off from here on", STREAMS_MAX);
 }
 

@@ -385,20 +385,9 @@ bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
     return arrived(ladder) || trimmed;
 }
 
-/* How often the story is told: the first three times, then at 10, 100, 1000, ... unless VERBOSE. */
-static bool worth_telling(unsigned n)
-{
-    if (n <= 3 || vram_options->verbose)
-        return true;
-    while (n % 10 == 0)
-        n /= 10;
-    return n == 1;
-}
-
 void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
 {
-    static atomic_uint told;
-    char buf[256];
+    char buf[400];
     struct vram_text t = VRAM_TEXT(buf);
     const struct vram_reclaimed *given = &ladder->given_back;
 
@@ -416,9 +405,9 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
     /* Nothing was cached: this is the program's own affair, and its own message will say so. */
     if (given->blocks == 0 && !ladder->trimmed && !ladder->virtual_memory)
         return;
-    unsigned n = atomic_fetch_add(&told, 1) + 1;
-    if (!worth_telling(n))
-        return;
+    enum vram_notice kind = VRAM_NOTICE_NOT_RESCUED;
+    if (result == CUDA_SUCCESS)
+        kind = vram_options->verbose ? VRAM_NOTICE_EACH_RESCUE : VRAM_NOTICE_RESCUED;
     vram_text_add(&t, "out of memory for ");
     vram_text_bytes(&t, ladder->size);
     vram_text_add(&t, " on device %d: gave ", ladder->device);
@@ -441,7 +430,5 @@ void vram_ladder_end(const struct vram_ladder *ladder, CUresult result)
         vram_text_add(&t, ") back to the driver, and it still failed (error %d); the program itself holds ", result);
         vram_text_bytes(&t, live);
     }
-    if (n >= 3 && !vram_options->verbose)
-        vram_text_add(&t, " (time %u; further ones are told more rarely)", n);
-    vram_say("%s", buf);
+    vram_notice(kind, "%s", buf);
 }

@@ -1,15 +1,22 @@
 /*
- * The functions of libc that we stand in front of. Each goes straight to libc unless it concerns our signal in our own
- * process (laws 23, 25): in a vfork child, which shares our memory, nothing here touches any state.
+ * The functions of libc that we stand in front of. Each goes straight to libc unless it concerns our signal, the program's error
+ * stream or a sandbox, in our own process (laws 23, 25, 32): in a vfork child, which shares our memory, nothing here touches
+ * any state.
  */
 #include <errno.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/compiler.h"
 #include "base/libc.h"
 #include "base/proc.h"
+#include "base/sandbox.h"
+#include "base/say.h"
 #include "control/disposition.h"
 #include "heap/heap.h"
 #include "interpose/libc.h"
@@ -57,6 +64,76 @@ VRAM_EXPORT int sigignore(int sig)
 VRAM_EXPORT int siginterrupt(int sig, int interrupt)
 {
     return vram_disposition_ours(sig) ? vram_disposition_interrupt(interrupt) : vram_libc_siginterrupt()(sig, interrupt);
+}
+
+/* What the program itself leads descriptor 2 to is its error stream from then on. To itself is no leading: what is there may be
+ * a data file that took the number of a closed stream. */
+static void error_stream_moved(void)
+{
+    int saved = errno;
+    if (vram_proc_is_recorded())
+        vram_say_adopt();
+    errno = saved;
+}
+
+int vram_dup2(int from, int to);
+int vram_dup2(int from, int to)
+{
+    int fd = vram_libc_dup2()(from, to);
+    if (fd == STDERR_FILENO && from != to)
+        error_stream_moved();
+    return fd;
+}
+VRAM_EXPORT __typeof__(vram_dup2) dup2 __attribute__((alias("vram_dup2")));
+VRAM_EXPORT __typeof__(vram_dup2) __dup2 __attribute__((alias("vram_dup2")));
+
+VRAM_EXPORT int dup3(int from, int to, int flags)
+{
+    int fd = vram_libc_dup3()(from, to, flags);
+    if (fd == STDERR_FILENO)
+        error_stream_moved();
+    return fd;
+}
+
+static FILE *reopened(FILE *file)
+{
+    if (file && file == stderr && fileno(file) == STDERR_FILENO)
+        error_stream_moved();
+    return file;
+}
+
+/* <stdio.h> may call either by the other's name (_FILE_OFFSET_BITS), so the exported ones are named to the assembler. */
+FILE *vram_freopen(const char *path, const char *mode, FILE *stream);
+FILE *vram_freopen(const char *path, const char *mode, FILE *stream)
+{
+    return reopened(vram_libc_freopen()(path, mode, stream));
+}
+VRAM_EXPORT extern __typeof__(vram_freopen) exported_freopen __asm__("freopen") __attribute__((alias("vram_freopen")));
+
+FILE *vram_freopen64(const char *path, const char *mode, FILE *stream);
+FILE *vram_freopen64(const char *path, const char *mode, FILE *stream)
+{
+    return reopened(vram_libc_freopen64()(path, mode, stream));
+}
+VRAM_EXPORT extern __typeof__(vram_freopen64) exported_freopen64 __asm__("freopen64") __attribute__((alias("vram_freopen64")));
+
+/* Whose process this is has to be asked before: afterwards it may be forbidden. */
+VRAM_EXPORT int prctl(int option, ...)
+{
+    unsigned long arguments[4]; /* all that there can be: reading more than were given is what libc's own does */
+    va_list ap;
+    va_start(ap, option);
+    for (int i = 0; i < 4; i++)
+        arguments[i] = va_arg(ap, unsigned long);
+    va_end(ap);
+    bool sandbox = (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP) && vram_proc_is_recorded();
+    int r = vram_libc_prctl()(option, arguments[0], arguments[1], arguments[2], arguments[3]);
+    if (sandbox && r == 0) {
+        vram_sandbox_entered();
+        if (option == PR_SET_SECCOMP && arguments[0] == SECCOMP_MODE_STRICT)
+            vram_proc_renounce();
+    }
+    return r;
 }
 
 /* Python's workers, and many a main function that has had enough, leave here: no destructor runs, so the report is written

@@ -5,13 +5,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/compiler.h"
 #include "base/elf.h"
 #include "base/proc.h"
+#include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
 #include "config/options.h"
@@ -20,7 +20,7 @@
 
 enum { LARGEST = 5, PATIENCE_NS = 1000000000 };
 
-static atomic_int writer; /* the thread that writes the report, or has written it; 0: none yet */
+static atomic_uintptr_t writer; /* the thread that writes the report, or has written it; 0: none yet */
 static atomic_bool over;  /* it is written, or takes too long */
 static struct vram_heap_summary summary; /* used by the writer alone, as is all that follows */
 static char buffer[64 * 1024];
@@ -36,7 +36,9 @@ static void place(struct vram_text *t, const struct vram_site *site)
         return;
     const char *name = map->l_name && *map->l_name ? map->l_name : program_invocation_short_name;
     const char *slash = strrchr(name, '/');
-    vram_text_add(t, ", called from %s+0x%llx", slash ? slash + 1 : name, ull(site->caller - map->l_addr));
+    vram_text_add(t, ", called from ");
+    vram_text_name(t, slash ? slash + 1 : name);
+    vram_text_add(t, "+0x%llx", ull(site->caller - map->l_addr));
 }
 
 static void line_amount(struct vram_text *t, const char *label, uint64_t blocks, uint64_t bytes)
@@ -66,10 +68,10 @@ static struct vram_figures sum_of(const struct vram_account *a, enum vram_where 
 
 static void leaks(struct vram_text *t, int device, const struct vram_account *a, uint64_t now)
 {
-    static struct vram_held largest[LARGEST];
+    static struct vram_held largest[LARGEST + 1]; /* the last is not shown, but tells what follows */
     struct vram_figures sum = sum_of(a, VRAM_WHERE_DEVICE);
     line_amount(t, "never freed", sum.count, sum.bytes);
-    unsigned n = vram_heap_largest(device, largest, LARGEST);
+    unsigned known = vram_heap_largest(device, largest, LARGEST + 1), n = known < LARGEST ? known : LARGEST;
     for (unsigned i = 0; i < n; i++) {
         const struct vram_held *h = &largest[i];
         vram_text_add(t, "      ");
@@ -84,7 +86,8 @@ static void leaks(struct vram_text *t, int device, const struct vram_account *a,
         vram_text_add(t, "\n");
     }
     if (sum.count > n && n)
-        vram_text_add(t, "      and %llu smaller\n", ull(sum.count - n));
+        vram_text_add(t, "      and %llu %s\n", ull(sum.count - n),
+                      known > n && largest[n].size < largest[n - 1].size ? "smaller" : "more");
     if (sum.ended_count)
         line_amount(t, "ended with its context", sum.ended_count, sum.ended_bytes);
 }
@@ -181,7 +184,9 @@ static void compose(struct vram_text *t, bool exact)
         blocks += sum.count;
         doubles += summary.devices[d].double_frees;
     }
-    vram_text_add(t, "vramshim: LEAK SUMMARY of %s (pid %d): ", program_invocation_short_name, (int)vram_proc_pid());
+    vram_text_add(t, "vramshim: LEAK SUMMARY of ");
+    vram_text_name(t, program_invocation_short_name);
+    vram_text_add(t, " (pid %d): ", (int)vram_proc_pid());
     if (blocks) {
         vram_text_bytes(t, leaked);
         vram_text_add(t, " in ");
@@ -207,7 +212,12 @@ static void compose(struct vram_text *t, bool exact)
     double_frees(t, doubles);
 }
 
-static int this_thread(void) { return (int)syscall(SYS_gettid); }
+/* A number that no other thread has, without a system call. */
+static uintptr_t this_thread(void)
+{
+    static VRAM_TLS char of_its_own;
+    return (uintptr_t)&of_its_own;
+}
 
 bool vram_report_is_due(void)
 {
@@ -231,7 +241,10 @@ static void write_report(void)
     struct vram_text t = VRAM_TEXT(buffer);
     compose(&t, vram_heap_summarise(&summary));
 
-    if (vram_options->report.kind != VRAM_OUTPUT_STDERR) {
+    if (vram_options->report.kind == VRAM_OUTPUT_PATH && vram_sandboxed()) {
+        vram_say("this program has sandboxed itself, so no file is opened: the report for %s follows here",
+                 vram_options->report.pattern);
+    } else if (vram_options->report.kind != VRAM_OUTPUT_STDERR) {
         static struct vram_file file;
         if (vram_file_append(&file, &vram_options->report, t.buf, t.len) == 0)
             return;
@@ -243,7 +256,8 @@ static void write_report(void)
 
 void vram_report_write(void)
 {
-    int nobody = 0, saved = errno;
+    uintptr_t nobody = 0;
+    int saved = errno;
     if (!vram_report_is_due())
         return;
     if (atomic_compare_exchange_strong(&writer, &nobody, this_thread()))

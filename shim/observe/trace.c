@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/proc.h"
+#include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
 #include "config/options.h"
@@ -25,6 +26,7 @@ static char buffer[64 * 1024];
 static struct vram_text lines = VRAM_TEXT(buffer);
 static uint64_t began; /* time of the first line, ns; 0: there is none */
 static struct vram_file file;
+static bool sandbox_told;
 
 static bool has_room(void) { return lines.cap - lines.len > LINE_BYTES; }
 
@@ -41,12 +43,23 @@ static void add_line(const char *action, CUdeviceptr ptr, size_t size, uint32_t 
                   (unsigned)(s % 60), (unsigned)(us % SECOND), action, ptr, size);
 }
 
+/* A program that has sandboxed itself opens no file: what is written from there on goes where the rest is said. */
+static int write_to_stderr(bool instead)
+{
+    if (instead && !sandbox_told)
+        vram_say("this program has sandboxed itself, so no file is opened: the trace for %s goes on here",
+                 vram_options->trace.pattern);
+    sandbox_told |= instead;
+    return vram_say_raw(lines.buf, lines.len);
+}
+
 /* 0, or a negative errno: then it was the last. */
 static int write_lines(void)
 {
     const struct vram_output *to = &vram_options->trace;
-    int r = to->kind == VRAM_OUTPUT_STDERR ? vram_say_raw(lines.buf, lines.len)
-                                           : vram_file_append(&file, to, lines.buf, lines.len);
+    bool instead = to->kind == VRAM_OUTPUT_PATH && vram_sandboxed();
+    int r = instead || to->kind == VRAM_OUTPUT_STDERR ? write_to_stderr(instead)
+                                                      : vram_file_append(&file, to, lines.buf, lines.len);
     lines.len = 0;
     if (r < 0)
         __atomic_store_n(&vram_trace_at_work, false, __ATOMIC_RELAXED);
@@ -120,5 +133,6 @@ void vram_trace_start(void)
 {
     lines.len = 0;
     began = 0;
+    sandbox_told = false;
     __atomic_store_n(&vram_trace_at_work, vram_options->trace.kind != VRAM_OUTPUT_NONE, __ATOMIC_RELAXED);
 }

@@ -22,7 +22,8 @@ static const char *const table[] = {
 
 static const char *const libc_names[] = {
     "dlsym",         "sigaction", "__sigaction", "signal",       "bsd_signal", "ssignal", "sysv_signal",
-    "__sysv_signal", "sigset",    "sigignore",   "siginterrupt", "_exit",      "_Exit", "__cxa_at_quick_exit",
+    "__sysv_signal", "sigset",    "sigignore",   "siginterrupt", "_exit",      "_Exit",   "__cxa_at_quick_exit",
+    "dup2",          "__dup2",    "dup3",        "freopen",      "freopen64",  "prctl",
 };
 
 static const char *const own_names[] = {"vramshim_check_option"}; /* vramshim/vramshim.h */

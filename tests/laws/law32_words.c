@@ -182,7 +182,8 @@ LAW_CASE_SIM_ONCE(a_full_pipe) { into_a_full_pipe("talks_into_a_full_pipe", fals
 LAW_CASE_SIM_ONCE(a_full_pipe_that_does_not_block) { into_a_full_pipe("talks_into_a_full_pipe", true); }
 LAW_CASE_SIM_ONCE(a_full_pipe_and_a_profiler) { into_a_full_pipe("talks_into_a_full_pipe_under_a_profiler", false); }
 
-/* Descriptor 2 becomes a data file: closed by the program (0), closed from the start (1), or put in its place (2). */
+/* Descriptor 2 becomes a data file: closed by the program (0), or closed from the start (1). What the program puts in its place is
+ * another matter: law32_redirected.c. */
 LAW_CHILD(data_stays_for_the_parent)
 {
     const char *path = getenv("LAW32_DATA");
@@ -190,22 +191,19 @@ LAW_CHILD(data_stays_for_the_parent)
     if (*how == '0')
         close(STDERR_FILENO);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    if (*how == '2')
-        CHECK(dup2(fd, STDERR_FILENO) == STDERR_FILENO);
-    else
-        CHECK_EQ(fd, STDERR_FILENO);
+    CHECK_EQ(fd, STDERR_FILENO);
     CHECK(write(STDERR_FILENO, "data", 4) == 4);
     give_cause();
 }
 
 LAW_CASE_SIM_ONCE(descriptor_2_is_a_data_file)
 {
-    static const char *const hows[] = {"0", "1", "2"};
+    static const char *const hows[] = {"0", "1"};
     char path[] = "/tmp/law32.XXXXXX", contents[256];
     int null = open("/dev/null", O_WRONLY | O_CLOEXEC), fd = mkstemp(path);
     close(fd);
     setenv("LAW32_DATA", path, 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         setenv("LAW32_HOW", hows[i], 1);
         CHECK_EQ(status_of(start("data_stays_for_the_parent", -1, i == 1 ? -1 : null)), 0);
         CHECK_EQ(slurp(path, contents, sizeof(contents)), 4);
@@ -232,6 +230,117 @@ LAW_CASE_SIM_ONCE(a_file_at_its_limit)
     CHECK(WIFEXITED(status));
     CHECK_EQ(WEXITSTATUS(status), 5);
     CHECK_EQ(lseek(fd, 0, SEEK_END), 0);
+}
+
+/* Whoever asks is answered, however often. */
+LAW_CHILD(is_asked_often)
+{
+    law_context();
+    for (int i = 0; i < 301; i++) { /* what is said of the last may come too late */
+        cached_block(4 * MIB);
+        unsigned long before = driver_calls("cuMemFree_v2");
+        if (under_shim()) {
+            raise(SIGUSR1);
+            WAIT_UNTIL(driver_calls("cuMemFree_v2") > before);
+        }
+    }
+}
+
+LAW_CASE_SIM_ONCE(every_question_is_answered)
+{
+    CHECK_EQ(law_run_child("is_asked_often", NULL, text, sizeof(text)), 0);
+    if (under_shim()) {
+        CHECK(count_of(text, "vramshim: flush (SIGUSR1): gave 1 block") >= 300);
+        CHECK(count_of(text, "vramshim: device 0:") >= 300);
+        CHECK_EQ(count_of(text, "LEAK SUMMARY"), 1);
+    }
+}
+
+/* What repeats by itself does not fill a terminal: rescue after rescue, with VERBOSE. What fails is told. */
+LAW_CHILD(needs_rescues)
+{
+    CUdeviceptr p;
+    law_context();
+    for (int i = 0; i < 200; i++) {
+        cached_block(40 * MIB);
+        cached_block(50 * MIB);
+    }
+    OK(cu.cuMemAlloc_v2(&p, 30 * MIB));
+    cached_block(20 * MIB);
+    CHECK_EQ(cu.cuMemAlloc_v2(&p, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+LAW_CASE_SIM_ONCE(what_repeats_is_told_at_times)
+{
+    CHECK_EQ(law_run_child("needs_rescues", ENV("SIMCUDA_CAPACITY=64M", "VRAMSHIM_VERBOSE=1"), text, sizeof(text)), 0);
+    if (under_shim()) {
+        unsigned told = count_of(text, "and the allocation succeeded");
+        CHECK(told >= 20 && told < 100);
+        CHECK(strstr(text, "399 rescued") || strstr(text, "400 rescued"));
+    }
+}
+
+/* Nor does what the program's own pauses bring about. */
+LAW_CHILD(is_idle_often)
+{
+    law_context();
+    for (int i = 0; i < 101; i++) {
+        unsigned long before = driver_calls("cuMemFree_v2");
+        cached_block(4 * MIB);
+        WAIT_UNTIL(driver_calls("cuMemFree_v2") > before);
+    }
+}
+
+LAW_CASE_SIM_ONCE(pauses_are_told_at_times)
+{
+    CHECK_EQ(law_run_child("is_idle_often", ENV("VRAMSHIM_IDLE_DRAIN=0.001"), text, sizeof(text)), 0);
+    if (under_shim()) {
+        unsigned told = count_of(text, "vramshim: flush (idle for ");
+        CHECK(told >= 20 && told < 100);
+        CHECK(count_of(text, "vramshim: device 0:") <= told);
+    }
+}
+
+/* A name, a path or a value that others chose makes no line of its own, and sends nothing to a terminal. */
+LAW_CASE_SIM_ONCE(foreign_names_are_quoted)
+{
+    char program[4096], directory[] = "/tmp/law32.XXXXXX", command[9000];
+    if (!getenv("VRAM_LOOP"))
+        law_skip("VRAM_LOOP names no program");
+    CHECK(mkdtemp(directory));
+    snprintf(program, sizeof(program), "%s/a\nvramshim: LEAK SUMMARY of nobody\033[2J", directory);
+    snprintf(command, sizeof(command),
+             "p=$(printf '%s'); cp \"$VRAM_LOOP\" \"$p\"; VRAMSHIM_REPORT=\"/nowhere$p.r\" VRAMSHIM_TRACE=\"/nowhere$p.t\" "
+             "VRAMSHIM_VERBOSE=1 VRAMSHIM_FREE=\"$p\" \"$p\" --quiet --iterations 50 --blocks 4 --size 4M --forget 2>&1 "
+             ">/dev/null; rm -r %s",
+             program, directory);
+    shell(command, text, sizeof(text));
+    CHECK(!strchr(text, '\033'));
+    CHECK_EQ(count_of(text, "\nvramshim: LEAK SUMMARY of nobody"), 0);
+    if (under_shim()) {
+        CHECK_EQ(count_of(text, "\nvramshim: LEAK SUMMARY of a\\nvramshim: LEAK SUMMARY of nobody\\x1b[2J (pid "), 1);
+        CHECK_EQ(count_of(text, "called from a\\nvramshim: LEAK SUMMARY of nobody\\x1b[2J+0x"), 1);
+        CHECK_EQ(count_of(text, "cannot write the report to /nowhere/tmp/law32."), 1);
+        CHECK_EQ(count_of(text, "cannot write the trace to /nowhere/tmp/law32."), 1);
+        CHECK_EQ(count_of(text, "/a\\nvramshim: LEAK SUMMARY of nobody\\x1b[2J.r"), 2); /* as an option, and at exit */
+    }
+}
+
+/* As long as a path may be: what is said about it is said to its end. */
+LAW_CASE_SIM_ONCE(a_long_path_is_no_short_message)
+{
+    static char variable[4000] = "VRAMSHIM_REPORT=/nowhere/";
+    memset(variable + strlen(variable), 'x', sizeof(variable) - strlen(variable) - 1);
+    CHECK_EQ(law_run_child("is_asked_once", ENV(variable), text, sizeof(text)), 0);
+    if (under_shim()) {
+        CHECK_EQ(count_of(text, "; it follows here\nvramshim: LEAK SUMMARY"), 1);
+    }
+}
+
+LAW_CHILD(is_asked_once)
+{
+    law_context();
+    cached_block(4 * MIB);
 }
 
 /* errno, through every hook that does work: a first allocation with all its complaints, hits, misses, refusals, ends.

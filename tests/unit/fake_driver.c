@@ -395,7 +395,7 @@ void fake_start(char *const *environ_strings)
     vram_driver_ready = true;
     vram_options_read(environ_strings);
     vram_proc_record();
-    vram_say_init();
+    vram_say_adopt();
     fake_use(&fake_a);
     vram_heap.strangers = true; /* fake_a and the others, which we have not seen made */
 }

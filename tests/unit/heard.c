@@ -19,7 +19,7 @@ void listen_to_it(void)
     cr_assert_geq(dup2(fds[1], STDERR_FILENO), 0);
     close(fds[1]);
     from_it = fds[0];
-    vram_say_init();
+    vram_say_adopt();
 }
 
 const char *heard(void)

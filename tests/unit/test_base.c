@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,8 +16,12 @@
 #include "base/lock.h"
 #include "base/meta.h"
 #include "base/proc.h"
+#include "base/rate.h"
+#include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
+
+static char text[1 << 16];
 
 #define WRITTEN(call, expected)                                                                                        \
     do {                                                                                                               \
@@ -40,6 +45,18 @@ Test(text, bytes_durations_counts)
     WRITTEN(vram_text_duration(&t, 7380000000000), "2 h 3 min");
     WRITTEN(vram_text_count(&t, 1, "block"), "1 block");
     WRITTEN(vram_text_count(&t, 0, "block"), "0 blocks");
+}
+
+Test(text, a_name_is_quoted_and_not_endless)
+{
+    static char name[2000];
+    char buf[VRAM_TEXT_NAME + 2];
+    struct vram_text long_one = VRAM_TEXT(buf);
+    WRITTEN(vram_text_name(&t, "a\nb\x1b[2J"), "a\\nb\\x1b[2J");
+    memset(name, 'x', sizeof(name) - 1);
+    vram_text_name(&long_one, name);
+    cr_assert_eq(long_one.len, VRAM_TEXT_NAME - 1);
+    cr_assert_str_eq(buf + long_one.len - 4, "x...");
 }
 
 Test(text, is_cut_and_terminated)
@@ -125,16 +142,49 @@ Test(proc, a_child_is_not_ours_until_it_is_recorded)
     cr_assert(vram_proc_is_recorded());
 }
 
+static void *is_recorded(void *unused)
+{
+    (void)unused;
+    return vram_proc_is_recorded() ? &text : NULL;
+}
+
+Test(proc, a_thread_may_renounce_it)
+{
+    pthread_t thread;
+    void *of_another;
+    vram_proc_record();
+    vram_proc_renounce();
+    cr_assert_not(vram_proc_is_recorded());
+    pthread_create(&thread, NULL, is_recorded, NULL);
+    pthread_join(thread, &of_another);
+    cr_assert_not_null(of_another);
+}
+
 /* Law 32. */
-Test(say, another_file_on_descriptor_2_is_not_written)
+Test(say, another_file_on_descriptor_2_is_not_written_unless_it_is_adopted)
 {
     char path[] = "/tmp/vramshim-say-XXXXXX";
-    vram_say_init();
-    int fd = mkstemp(path);
+    vram_say_adopt();
+    int fd = mkstemp(path), null = open("/dev/null", O_WRONLY), before = dup(STDERR_FILENO);
     cr_assert_geq(fd, 0);
     dup2(fd, STDERR_FILENO);
     cr_assert_eq(vram_say_raw("x", 1), -EBADF);
     cr_assert_eq(lseek(fd, 0, SEEK_END), 0);
+    dup2(null, STDERR_FILENO);
+    cr_assert_eq(vram_say_raw("x", 1), 0, "nobody minds");
+    for (int i = 0; i < 1000; i++) { /* more than are remembered */
+        dup2(i % 2 ? fd : before, STDERR_FILENO);
+        errno = 1234;
+        vram_say_adopt();
+        cr_assert_eq(errno, 1234);
+    }
+    cr_assert_eq(vram_say_raw("x", 1), 0);
+    cr_assert_eq(lseek(fd, 0, SEEK_END), 1);
+    close(STDERR_FILENO);
+    cr_assert_eq(vram_say_raw("x", 1), -EBADF);
+    vram_say_adopt();
+    dup2(fd, STDERR_FILENO);
+    cr_assert_eq(vram_say_raw("x", 1), -EBADF, "none was adopted");
     unlink(path);
 }
 
@@ -161,22 +211,141 @@ Test(say, a_full_pipe_is_given_up, .timeout = 30)
     cr_assert_not(fcntl(fds[1], F_GETFL) & O_NONBLOCK, "the descriptor's flags are the program's");
 }
 
-Test(say, lines_are_bounded)
+static int listening = -1;
+
+/* What is said from here on, and, the second time, what was. */
+static const char *listen_or_hear(void)
 {
     int fds[2];
-    static char text[1 << 16];
-    cr_assert_eq(pipe(fds), 0);
-    fcntl(fds[1], F_SETPIPE_SZ, 1 << 16);
-    dup2(fds[1], STDERR_FILENO);
-    vram_say_init();
+    if (listening < 0) {
+        cr_assert_eq(pipe(fds), 0);
+        fcntl(fds[0], F_SETFL, O_NONBLOCK);
+        fcntl(fds[1], F_SETPIPE_SZ, 1 << 16);
+        dup2(fds[1], STDERR_FILENO);
+        vram_say_adopt();
+        listening = fds[0];
+        return text;
+    }
+    size_t len = 0;
+    for (ssize_t n; (n = read(listening, text + len, sizeof(text) - 1 - len)) > 0;)
+        len += (size_t)n;
+    text[len] = 0;
+    return text;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    return strlen(s) >= strlen(end) && strcmp(s + strlen(s) - strlen(end), end) == 0;
+}
+
+Test(say, no_line_is_left_out)
+{
+    listen_or_hear();
     for (int i = 0; i < 1000; i++)
         vram_say("line %d", i);
-    ssize_t n = read(fds[0], text, sizeof(text) - 1);
-    cr_assert_gt(n, 0);
-    text[n] = 0;
-    cr_assert_not_null(strstr(text, "vramshim: line 199\n"));
-    cr_assert_not_null(strstr(text, "vramshim: too many messages; no more are shown\n"));
-    cr_assert_null(strstr(text, "line 200"));
+    cr_assert(ends_with(listen_or_hear(), "vramshim: line 999\n"));
+    cr_assert_not_null(strstr(text, "vramshim: line 500\n"));
+}
+
+Test(say, what_is_inserted_makes_no_line)
+{
+    listen_or_hear();
+    vram_say("cannot write to %s (no room)", "a\nvramshim: b\x1b[31m\xff\t\xc3\xa9");
+    cr_assert_str_eq(listen_or_hear(), "vramshim: cannot write to a\\nvramshim: b\\x1b[31m\\xff\\t\xc3\xa9 (no room)\n");
+}
+
+/* Whatever stands before it, the reason is there; where not even a path is so long, the line shows that it is cut. */
+Test(say, a_long_line_is_said_as_a_whole)
+{
+    static char name[8192];
+    listen_or_hear();
+    for (size_t len = 100; len < 4200; len += 97) {
+        memset(name, 'x', len);
+        name[len] = 0;
+        vram_say("cannot write to %s (no room)", name);
+        cr_assert_eq(strlen(listen_or_hear()), len + strlen("vramshim: cannot write to  (no room)\n"));
+        cr_assert(ends_with(text, "xxx (no room)\n"));
+    }
+    memset(name, '\n', 4096);
+    name[4096] = 0;
+    vram_say("cannot write to %s (no room)", name);
+    cr_assert(ends_with(listen_or_hear(), "\\n\\n\\n (no room)\n"));
+    memset(name, 'x', sizeof(name) - 1);
+    vram_say("cannot write to %s (no room)", name);
+    cr_assert(ends_with(listen_or_hear(), "xxx...\n"));
+}
+
+Test(say, of_a_notice_that_repeats_some_are_shown_and_all_are_counted)
+{
+    listen_or_hear();
+    for (int i = 0; i < 100; i++)
+        cr_assert_eq(vram_notice(VRAM_NOTICE_DECAY, "notice %d", i), i < 20);
+    cr_assert(vram_notice(VRAM_NOTICE_IDLE, "of another kind"));
+    vram_say("an answer");
+    cr_assert(ends_with(listen_or_hear(), "vramshim: notice 19\nvramshim: of another kind\nvramshim: an answer\n"));
+    vram_say_forget();
+    cr_assert(vram_notice(VRAM_NOTICE_DECAY, "a child's own"));
+    cr_assert(ends_with(listen_or_hear(), "vramshim: a child's own\n"));
+}
+
+/* One that could not be said is counted as well. */
+Test(say, a_notice_that_nobody_heard_is_counted)
+{
+    int nowhere = open("/dev/zero", O_WRONLY);
+    listen_or_hear();
+    int before = dup(STDERR_FILENO);
+    dup2(nowhere, STDERR_FILENO);
+    cr_assert_not(vram_notice(VRAM_NOTICE_DECAY, "unheard"));
+    cr_assert_not(vram_notice(VRAM_NOTICE_DECAY, "unheard"));
+    dup2(before, STDERR_FILENO);
+    cr_assert(vram_notice(VRAM_NOTICE_DECAY, "heard"));
+    cr_assert_str_eq(listen_or_hear(), "vramshim: heard (and 2 more like this were not shown)\n");
+}
+
+/* Whoever cannot be asked is written to; what else cannot be done (a pipe that blocks) is not tried here. */
+Test(say, in_a_sandbox_nothing_is_asked)
+{
+    listen_or_hear();
+    cr_assert_not(vram_sandboxed());
+    vram_sandbox_look();
+    vram_sandbox_entered();
+    cr_assert(vram_sandboxed());
+    vram_say("plainly");
+    cr_assert_str_eq(listen_or_hear(), "vramshim: plainly\n");
+}
+
+#define SECONDS(n) ((n) * (uint64_t)1000000000)
+
+Test(rate, a_burst_and_then_one_each_period)
+{
+    struct vram_rate rate = {.burst = 3, .period = SECONDS(10)};
+    unsigned told = 0, counted = 0, left_out;
+    const uint64_t start = SECONDS(5); /* a machine that has just come up */
+    for (uint64_t now = start; now < start + SECONDS(100); now += SECONDS(1) / 10) {
+        if (!vram_rate_pass(&rate, now, &left_out))
+            continue;
+        told++;
+        counted += left_out;
+    }
+    cr_assert_eq(told, 3 + 9);
+    cr_assert_eq(told + counted + rate.left_out, 1000);
+}
+
+Test(rate, what_comes_after_quiet_is_told)
+{
+    struct vram_rate rate = {.burst = 20, .period = SECONDS(10)};
+    unsigned left_out = 0, told = 0;
+    for (int i = 0; i < 173; i++)
+        told += vram_rate_pass(&rate, SECONDS(1000), &left_out);
+    cr_assert_eq(told, 20);
+    cr_assert_eq(left_out, 0);
+    cr_assert(vram_rate_pass(&rate, SECONDS(1010), &left_out));
+    cr_assert_eq(left_out, 153);
+    cr_assert_not(vram_rate_pass(&rate, SECONDS(1019), &left_out));
+    for (int i = 0; i < 20; i++)
+        cr_assert(vram_rate_pass(&rate, SECONDS(2000), &left_out), "the burst has come back");
+    cr_assert_not(vram_rate_pass(&rate, SECONDS(2000), &left_out));
+    cr_assert_not(vram_rate_pass(&rate, SECONDS(1990), &left_out), "a clock that goes back does no harm");
 }
 
 #ifdef VRAM_CHECKS

@@ -18,7 +18,7 @@ static const char *complaints(void)
     int fds[2];
     cr_assert_eq(pipe(fds), 0);
     dup2(fds[1], STDERR_FILENO);
-    vram_say_init();
+    vram_say_adopt();
     vram_options_complain();
     close(fds[1]);
     close(STDERR_FILENO);

@@ -127,6 +127,36 @@ Test(report, what_was_never_freed_largest_first)
     says_not("device 1");
 }
 
+/* "Smaller" is said of what is. */
+Test(report, what_is_not_shown_may_be_as_large)
+{
+    FAKE_START();
+    listen_to_it();
+    for (size_t i = 0; i < 9; i++)
+        get(2 * MiB);
+    fake_use(&fake_other);
+    for (size_t i = 0; i < 9; i++)
+        get((i < 7 ? 4 : 2) * MiB);
+    vram_report_write();
+    cr_assert_eq(times_heard("      and 4 more\n"), 2);
+    says_not("smaller");
+}
+
+/* The program's name is whoever's started it. */
+Test(report, a_name_makes_no_line)
+{
+    FAKE_START();
+    listen_to_it();
+    static char name[] = "a\nvramshim: LEAK SUMMARY of b\x1b[2J";
+    program_invocation_short_name = name;
+    CUdeviceptr p;
+    cr_assert_eq(vram_heap_alloc(&p, 2 * MiB, (uintptr_t)says), CUDA_SUCCESS);
+    vram_report_write();
+    cr_assert_eq(times_heard("\nvramshim"), 0);
+    cr_assert_eq(times_heard("of a\\nvramshim: LEAK SUMMARY of b\\x1b[2J (pid"), 1);
+    cr_assert_eq(times_heard("from a\\nvramshim: LEAK SUMMARY of b\\x1b[2J+0x"), 1);
+}
+
 Test(report, what_the_cache_did)
 {
     FAKE_START();
