@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/compiler.h"
+#include "base/elf.h"
 #include "base/lock.h"
 #include "base/proc.h"
 #include "base/say.h"
@@ -82,6 +83,8 @@ static void report_on_exit(int status, void *unused)
 /* Nothing here may be seen in a program without CUDA (law 6): no thread, no descriptor, no output, no library. */
 static void __attribute__((constructor)) load(void)
 {
+    if (vram_elf_is_second())
+        return;
     vram_proc_record();
     vram_say_init();
     vram_options_read(environ);
