@@ -62,6 +62,14 @@ static void postfork_child(void)
     sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
+static void add_to_report(struct vram_text *report)
+{
+    char unheard[256];
+    struct vram_text t = VRAM_TEXT(unheard);
+    if (vram_disposition_unheard(&t))
+        vram_text_add(report, "  %s\n", unheard);
+}
+
 static void report_at_exit(void)
 {
     if (!vram_proc_is_recorded())
@@ -90,6 +98,7 @@ static void __attribute__((constructor)) load(void)
     vram_options_read(environ);
     vram_trace_start();
     vram_disposition_init();
+    vram_report_ends_with(add_to_report);
     vram_last_watch(vram_control_look);
     vram_control_atfork = pthread_atfork(prefork, postfork_parent, postfork_child);
     vram_quick_exit_register(); /* registered first, so that it runs after the program's own */

@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "config/options.h"
+#include "control/disposition.h"
 #include "control/drain.h"
 #include "control/last.h"
 #include "driver/capture.h"
@@ -37,6 +38,7 @@ int vram_control_atfork;
 bool vram_activity;
 static atomic_uint requests; /* made so far; a futex */
 static unsigned served;      /* of them; the thread's own */
+static atomic_bool heard;   /* a request was made from outside, ever */
 static atomic_bool asked;   /* by somebody from outside, since the last flush: the frameworks' caches are meant as well */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
@@ -323,6 +325,10 @@ void vram_control_start(void)
         return;
     int saved = errno;
     vram_options_complain();
+    char unheard[256];
+    struct vram_text t = VRAM_TEXT(unheard);
+    if (vram_options->verbose && vram_disposition_unheard(&t))
+        vram_say("%s", unheard);
     if (vram_control_atfork != 0)
         vram_say("cannot follow forks (%s): what a forked child does with GPU memory is neither kept nor reported",
                  strerror(vram_control_atfork));
@@ -344,8 +350,11 @@ void vram_control_start(void)
 
 void vram_control_look(void) { post(); }
 
+bool vram_control_was_asked(void) { return atomic_load(&heard); }
+
 bool vram_control_request(void)
 {
+    atomic_store(&heard, true);
     if (!atomic_load(&running))
         return false;
     atomic_store(&asked, true);
@@ -355,6 +364,7 @@ bool vram_control_request(void)
 
 void vram_control_forget(void)
 {
+    atomic_store(&heard, false);
     atomic_store(&running, false);
     atomic_store(&started, false);
 }
