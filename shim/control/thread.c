@@ -324,6 +324,9 @@ void vram_control_start(void)
     if (vram_likely(atomic_load_explicit(&started, memory_order_relaxed)) || atomic_exchange(&started, true))
         return;
     int saved = errno;
+    bool wanted = vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX;
+    served = atomic_load(&requests);
+    atomic_store(&running, wanted); /* a signal that comes from here on finds the thread, once it is there */
     vram_options_complain();
     char unheard[256];
     struct vram_text t = VRAM_TEXT(unheard);
@@ -337,13 +340,10 @@ void vram_control_start(void)
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
-    if (vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX) {
-        served = atomic_load(&requests);
-        int r = vram_thread_start(serve, "vramshim");
-        if (r == 0)
-            atomic_store(&running, true);
-        else
-            vram_say("cannot start a thread (%s): the signal will not give memory back; all else works", strerror(r));
+    int r = wanted ? vram_thread_start(serve, "vramshim") : 0;
+    if (r != 0) {
+        atomic_store(&running, false);
+        vram_say("cannot start a thread (%s): the signal will not give memory back; all else works", strerror(r));
     }
     errno = saved;
 }

@@ -2,6 +2,7 @@
  * Law 23, the other side: a program that ignores the signal, inherits it ignored, or blocks it and takes it itself, has it as it
  * would natively, and the shim does not hear it. Then the report says so, because somebody will have waited for memory.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/signalfd.h>
 
@@ -171,6 +172,33 @@ LAW_CASE_SIM_ONCE(nothing_is_said_of_one_that_is_heard)
     EXPECT_LINES(0u, "is_not_asked", ENV("VRAMSHIM_REPORT=stderr"), unheard);
     if (under_shim()) /* natively nothing goes back */
         EXPECT_LINES(0u, "is_heard", NULL, unheard);
+}
+
+/* One that comes while the shim starts its thread is answered by it. The shim registers its function in between. */
+static bool starts;
+
+int on_exit(void (*function)(int, void *), void *argument)
+{
+    int (*next)(void (*)(int, void *), void *) = dlsym(RTLD_NEXT, "on_exit");
+    if (starts)
+        raise(SIGUSR1);
+    starts = false;
+    return next(function, argument);
+}
+
+LAW_CHILD(starts_at_the_signal)
+{
+    starts = under_shim();
+    use_memory();
+    CHECK(!starts);
+    signal(SIGUSR1, handle);
+    raise(SIGUSR1);
+    WAIT_UNTIL(driver_calls("cuMemFree_v2") == 1);
+}
+
+LAW_CASE_SIM_ONCE(heard_while_the_thread_is_started)
+{
+    EXPECT_LINES(0u, "starts_at_the_signal", NULL, "there is no thread");
 }
 
 /* What its parent has heard is not the child's. */
