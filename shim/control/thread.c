@@ -212,6 +212,8 @@ static void flush(const struct vram_drained *drained, bool draining)
     vram_trace_write();
 }
 
+static unsigned requests_so_far(void) { return atomic_load(&requests); }
+
 static void post(void)
 {
     atomic_fetch_add(&requests, 1);
@@ -267,7 +269,7 @@ static bool await_request(void)
     if (limit != UINT64_MAX)
         limit *= 1000000;
     for (;;) {
-        unsigned now = atomic_load(&requests);
+        unsigned now = requests_so_far();
         if (now != served) { /* a storm of signals is one flush; one that arrives from here on is another */
             served = now;
             return true;
@@ -279,7 +281,7 @@ static bool await_request(void)
         decay();
         if (limit == UINT64_MAX)
             continue;
-        if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
+        if (vram_activity_take()) {
             last = vram_now();
             drained = false;
         } else if (!drained && vram_now() - last >= limit) {
@@ -302,7 +304,7 @@ static void *serve(void *unused)
         if (wanted || (over && drained.parts[0]))
             flush(over ? &drained : NULL, draining && !over);
         if (over)
-            __atomic_store_n(&vram_activity, false, __ATOMIC_RELAXED); /* the frameworks' frees, not the program's */
+            vram_activity_take(); /* the frameworks' frees, not the program's */
     }
     return NULL;
 }
@@ -325,7 +327,7 @@ void vram_control_start(void)
         return;
     int saved = errno;
     bool wanted = vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX;
-    served = atomic_load(&requests);
+    served = requests_so_far();
     atomic_store(&running, wanted); /* a signal that comes from here on finds the thread, once it is there */
     vram_options_complain();
     char unheard[256];
