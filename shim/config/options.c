@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,26 +9,17 @@
 
 #include "base/compiler.h"
 #include "base/say.h"
+#include "vramshim/quote.h"
+#include "vramshim/vramshim.h"
 
-enum { COMPLAINTS_MAX = 8 };
+enum { COMPLAINTS_MAX = 8, SHOWN = 200 /* bytes of a name or a value in a line of ours */ };
 
 static struct vram_options options;
 const struct vram_options *const vram_options = &options;
 
 /* What was wrong, until it may be said. Written at load only. */
-static char complaints[COMPLAINTS_MAX][400];
+static char complaints[COMPLAINTS_MAX][600];
 static unsigned complaint_count;
-
-static void complain(const char *fmt, ...) VRAM_PRINTF(1, 2);
-static void complain(const char *fmt, ...)
-{
-    if (complaint_count == COMPLAINTS_MAX)
-        return;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(complaints[complaint_count++], sizeof(complaints[0]), fmt, ap);
-    va_end(ap);
-}
 
 static const char *const free_modes[] = {
     [VRAM_FREE_SYNC] = "sync",
@@ -40,7 +30,7 @@ static const char *const free_modes[] = {
 static int parse_free_mode(const char *s, enum vram_free_mode *ret_mode)
 {
     for (size_t i = 0; i < VRAM_LENGTH(free_modes); i++) {
-        if (strcmp(s, free_modes[i]) == 0) {
+        if (vram_parse_word(s, free_modes[i])) {
             *ret_mode = (enum vram_free_mode)i;
             return 0;
         }
@@ -48,81 +38,29 @@ static int parse_free_mode(const char *s, enum vram_free_mode *ret_mode)
     return -EINVAL;
 }
 
-/* A relative path is made absolute now, before the program changes its directory (law 26). */
-static int parse_output(const char *s, struct vram_output *ret_output)
-{
-    struct vram_output o = {.kind = VRAM_OUTPUT_PATH};
-    if (strcmp(s, "stderr") == 0 || strcmp(s, "none") == 0) {
-        o.kind = s[0] == 's' ? VRAM_OUTPUT_STDERR : VRAM_OUTPUT_NONE;
-        *ret_output = o;
-        return 0;
-    }
-    if (!*s)
-        return -EINVAL;
-    size_t at = 0;
-    if (*s != '/') {
-        char cwd[VRAM_PATH_MAX / 2];
-        if (!getcwd(cwd, sizeof(cwd)))
-            return -EINVAL;
-        for (const char *c = cwd; *c; c++) { /* a percent sign of the directory is not a pattern */
-            o.pattern[at++] = *c;
-            if (*c == '%')
-                o.pattern[at++] = '%';
-        }
-        o.pattern[at++] = '/';
-    }
-    if (at + strlen(s) >= sizeof(o.pattern))
-        return -EINVAL;
-    memcpy(o.pattern + at, s, strlen(s) + 1);
-    *ret_output = o;
-    return 0;
-}
-
-int vram_output_path(const struct vram_output *output, int pid, char *ret_path, size_t cap)
-{
-    struct vram_text t = {ret_path, cap, 0};
-    for (const char *c = output->pattern; *c; c++) {
-        if (c[0] != '%' || !c[1]) {
-            vram_text_add(&t, "%c", *c);
-            continue;
-        }
-        switch (*++c) {
-        case 'p': vram_text_add(&t, "%d", pid); break;
-        case 'h': {
-            char host[HOST_NAME_MAX + 1] = "localhost";
-            gethostname(host, sizeof(host));
-            host[HOST_NAME_MAX] = 0;
-            vram_text_add(&t, "%s", host);
-            break;
-        }
-        case '%': vram_text_add(&t, "%%"); break;
-        default: vram_text_add(&t, "%%%c", *c); break;
-        }
-    }
-    return t.len + 1 < cap ? 0 : -ENAMETOOLONG;
-}
-
 /* How each type is parsed and written; what its user may write, for the complaint. */
-#define PARSE_BOOL(s, f) vram_parse_bool(s, f)
-#define PARSE_SIZE(s, f) vram_parse_size(s, f)
-#define PARSE_PERCENT(s, f) vram_parse_percent(s, f)
-#define PARSE_FACTOR(s, f) vram_parse_factor(s, f)
-#define PARSE_SECONDS(s, f) vram_parse_seconds(s, f)
-#define PARSE_FREE(s, f) parse_free_mode(s, f)
-#define PARSE_SIGNAL(s, f) vram_parse_signal(s, f)
-#define PARSE_OUTPUT(s, f) parse_output(s, f)
+#define PARSE_BOOL(s, f, why) vram_parse_bool(s, f)
+#define PARSE_BOUND(s, f, why) vram_parse_bound(s, f)
+#define PARSE_KEEP(s, f, why) vram_parse_keep(s, f)
+#define PARSE_PERCENT(s, f, why) vram_parse_percent(s, f)
+#define PARSE_FACTOR(s, f, why) vram_parse_factor(s, f)
+#define PARSE_SECONDS(s, f, why) vram_parse_seconds(s, f)
+#define PARSE_FREE(s, f, why) parse_free_mode(s, f)
+#define PARSE_SIGNAL(s, f, why) vram_parse_signal(s, f, why)
+#define PARSE_OUTPUT(s, f, why) vram_parse_output(s, f, why)
 
-enum type { BOOL, SIZE, PERCENT, FACTOR, SECONDS, FREE, SIGNAL, OUTPUT };
+enum type { BOOL, BOUND, KEEP, PERCENT, FACTOR, SECONDS, FREE, SIGNAL, OUTPUT };
 
 static const char *const takes[] = {
     [BOOL] = "0 or 1",
-    [SIZE] = "a size such as 512M or 4G, or none",
+    [BOUND] = "a size such as 512M or 4G, 0, or unlimited",
+    [KEEP] = "a size such as 512M or 4G, none, or unlimited",
     [PERCENT] = "a percentage from 0 to 100",
-    [FACTOR] = "a factor from 1 on, such as 1.25, or none",
-    [SECONDS] = "a number of seconds, or none",
+    [FACTOR] = "a factor from 1 to 1000, such as 1.25, or unlimited",
+    [SECONDS] = "a number of seconds above 0 and up to 100000000, or none",
     [FREE] = "sync, fenced or ordered",
     [SIGNAL] = "a signal such as USR1, USR2 or RTMIN+3, or none",
-    [OUTPUT] = "stderr, none, or a path",
+    [OUTPUT] = "stderr, none, or a path, in which %p is the pid, %h the host and %% a percent sign",
 };
 
 static const struct {
@@ -134,30 +72,32 @@ static const struct {
 #undef VRAM_OPTION
 };
 
-static int set(size_t index, const char *value)
+static int set(struct vram_options *into, size_t index, const char *value, const char **ret_reason)
 {
     size_t i = 0;
 #define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
     if (index == i++)                                                                                                  \
-        return PARSE_##TYPE(value, &options.field);
+        return PARSE_##TYPE(value, &into->field, ret_reason);
 #include "vramshim/options.def"
 #undef VRAM_OPTION
     return -ENOENT;
 }
 
-/* Levenshtein distance, for the nearest name. Names are short. */
-static unsigned distance(const char *a, const char *b)
+static char large(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
+
+/* Levenshtein distance in any case, for the nearest name. Names are short. */
+static unsigned distance(const char *a, size_t la, const char *b)
 {
     unsigned row[40], lb = (unsigned)strlen(b);
-    if (lb >= VRAM_LENGTH(row))
+    if (la >= VRAM_LENGTH(row) || lb >= VRAM_LENGTH(row))
         return UINT_MAX;
     for (unsigned j = 0; j <= lb; j++)
         row[j] = j;
-    for (unsigned i = 1; *a; a++, i++) {
+    for (unsigned i = 1; i <= la; a++, i++) {
         unsigned diagonal = row[0];
         row[0] = i;
         for (unsigned j = 1; j <= lb; j++) {
-            unsigned above = row[j], best = diagonal + (*a != b[j - 1]);
+            unsigned above = row[j], best = diagonal + (large(*a) != b[j - 1]);
             best = best < above + 1 ? best : above + 1;
             best = best < row[j - 1] + 1 ? best : row[j - 1] + 1;
             diagonal = above;
@@ -167,47 +107,72 @@ static unsigned distance(const char *a, const char *b)
     return row[lb];
 }
 
-static void complain_unknown(const char *name, size_t len)
+static void complain_unknown(const char *name, size_t len, char *ret_why, size_t cap)
 {
-    char unknown[40];
+    char shown[SHOWN];
     const char *nearest = NULL;
     unsigned best = 4; /* further away is not a slip of the finger */
-    snprintf(unknown, sizeof(unknown), "%.*s", (int)len, name);
     for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
-        unsigned d = distance(unknown, table[i].name);
+        unsigned d = distance(name, len, table[i].name);
         if (d < best) {
             best = d;
             nearest = table[i].name;
         }
     }
+    vram_quote(shown, sizeof(shown), name, len);
     if (nearest)
-        complain("VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", unknown, nearest);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", shown, nearest);
     else
-        complain("VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", unknown);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", shown);
+}
+
+/* Sets one option, its name given without the prefix and with its length. 0, or -ENOENT or -EINVAL and the line about it. */
+static int take(struct vram_options *into, const char *name, size_t len, const char *value, char *ret_why, size_t cap)
+{
+    size_t i = 0;
+    while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
+        i++;
+    if (i == VRAM_LENGTH(table)) {
+        complain_unknown(name, len, ret_why, cap);
+        return -ENOENT;
+    }
+    const char *reason = NULL;
+    if (set(into, i, value, &reason) == 0)
+        return 0;
+    char shown[SHOWN];
+    vram_quote(shown, sizeof(shown), value, strlen(value));
+    snprintf(ret_why, cap, "VRAMSHIM_%s=%s was ignored: %s%sit takes %s; using %s", table[i].name, shown, reason ? reason : "",
+             reason ? "; " : "", takes[table[i].type], table[i].initial);
+    set(into, i, table[i].initial, &reason); /* also where the environment holds the name twice */
+    return -EINVAL;
+}
+
+VRAM_EXPORT int vramshim_check_option(const char *name, const char *value, char *ret_why, size_t cap)
+{
+    struct vram_options scratch;
+    return take(&scratch, name, strlen(name), value, ret_why, cap);
 }
 
 void vram_options_read(char *const *environ_strings)
 {
     static const char prefix[] = "VRAMSHIM_";
+    const char *no_reason;
     complaint_count = 0;
     for (size_t i = 0; i < VRAM_LENGTH(table); i++)
-        set(i, table[i].initial);
+        set(&options, i, table[i].initial, &no_reason);
 
     for (; environ_strings && *environ_strings; environ_strings++) {
         const char *name = *environ_strings;
+        char line[sizeof(complaints[0])];
         if (strncmp(name, prefix, sizeof(prefix) - 1) != 0)
             continue;
         name += sizeof(prefix) - 1;
         size_t len = strcspn(name, "=");
-        const char *value = name[len] ? name + len + 1 : "";
-        size_t i = 0;
-        while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
-            i++;
-        if (i == VRAM_LENGTH(table))
-            complain_unknown(name, len);
-        else if (set(i, value) != 0)
-            complain("VRAMSHIM_%s=%.80s was ignored: it takes %s; using %s", table[i].name, value,
-                     takes[table[i].type], table[i].initial);
+        if (take(&options, name, len, name[len] ? name + len + 1 : "", line, sizeof(line)) == 0)
+            continue;
+        if (complaint_count < COMPLAINTS_MAX)
+            memcpy(complaints[complaint_count], line, sizeof(line));
+        complaint_count++;
     }
 }
 
@@ -215,18 +180,25 @@ void vram_option_format(struct vram_text *t, size_t index)
 {
     static const char *const output_names[] = {[VRAM_OUTPUT_STDERR] = "stderr", [VRAM_OUTPUT_NONE] = "none"};
 #define FORMAT_BOOL(f) vram_text_add(t, "%d", f)
-#define FORMAT_SIZE(f)                                                                                                 \
+#define FORMAT_BOUND(f)                                                                                                \
     do {                                                                                                               \
         if ((f) == UINT64_MAX)                                                                                         \
-            vram_text_add(t, "none");                                                                                  \
+            vram_text_add(t, "unlimited");                                                                             \
         else                                                                                                           \
             vram_text_add(t, "%llu", (unsigned long long)(f));                                                         \
+    } while (0)
+#define FORMAT_KEEP(f)                                                                                                 \
+    do {                                                                                                               \
+        if ((f) == 0)                                                                                                  \
+            vram_text_add(t, "none");                                                                                  \
+        else                                                                                                           \
+            FORMAT_BOUND(f);                                                                                           \
     } while (0)
 #define FORMAT_PERCENT(f) vram_text_add(t, "%u.%02u", (f) / 100, (f) % 100)
 #define FORMAT_FACTOR(f)                                                                                               \
     do {                                                                                                               \
-        if ((f) == VRAM_SLACK_NONE)                                                                                    \
-            vram_text_add(t, "none");                                                                                  \
+        if ((f) == VRAM_SLACK_UNLIMITED)                                                                               \
+            vram_text_add(t, "unlimited");                                                                             \
         else                                                                                                           \
             vram_text_add(t, "%u.%04u", (f) / 10000, (f) % 10000);                                                     \
     } while (0)
@@ -240,7 +212,7 @@ void vram_option_format(struct vram_text *t, size_t index)
 #define FORMAT_FREE(f) vram_text_add(t, "%s", free_modes[f])
 #define FORMAT_SIGNAL(f) vram_signal_format(t, f)
 #define FORMAT_OUTPUT(f)                                                                                               \
-    vram_text_add(t, "%s", (f).kind == VRAM_OUTPUT_PATH ? (f).pattern : output_names[(f).kind])
+    vram_text_add(t, "%s", (f).kind < VRAM_LENGTH(output_names) ? output_names[(f).kind] : (f).pattern)
     size_t i = 0;
 #define VRAM_OPTION(NAME, field, TYPE, initial, help)                                                                  \
     if (index == i++) {                                                                                                \
@@ -253,8 +225,10 @@ void vram_option_format(struct vram_text *t, size_t index)
 
 void vram_options_complain(void)
 {
-    for (unsigned i = 0; i < complaint_count; i++)
+    for (unsigned i = 0; i < complaint_count && i < COMPLAINTS_MAX; i++)
         vram_say("%s", complaints[i]);
+    if (complaint_count > COMPLAINTS_MAX)
+        vram_say("and %u more VRAMSHIM_ variables were ignored", complaint_count - COMPLAINTS_MAX);
     if (!options.verbose)
         return;
     static const char *const help[] = {
@@ -263,10 +237,10 @@ void vram_options_complain(void)
 #undef VRAM_OPTION
     };
     for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
-        char buf[VRAM_PATH_MAX + 16];
+        char buf[VRAM_PATH_MAX], shown[SHOWN];
         struct vram_text value = VRAM_TEXT(buf);
-        vram_text_add(&value, "%s", "");
         vram_option_format(&value, i);
-        vram_say("VRAMSHIM_%s=%s  (%s)", table[i].name, buf, help[i]);
+        vram_quote(shown, sizeof(shown), buf, value.len);
+        vram_say("VRAMSHIM_%s=%s  (%s)", table[i].name, shown, help[i]);
     }
 }

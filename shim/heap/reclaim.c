@@ -266,7 +266,7 @@ static void reclaim(int device, uint64_t bytes, uint64_t blocks, struct vram_rec
 bool vram_reclaim_is_beyond_slack(size_t size, int device)
 {
     uint64_t allowed;
-    return vram_options->slack != VRAM_SLACK_NONE &&
+    return vram_options->slack != VRAM_SLACK_UNLIMITED &&
            vram_account_excess(vram_books(device), size, vram_options->slack, &allowed);
 }
 

@@ -235,12 +235,12 @@ static void write_report(void)
     struct vram_text t = VRAM_TEXT(buffer);
     compose(&t, vram_heap_summarise(&summary));
 
-    if (vram_options->report.kind == VRAM_OUTPUT_PATH) {
-        static char path[VRAM_PATH_MAX];
-        int r = vram_file_append(&vram_options->report, t.buf, t.len, path, sizeof(path));
-        if (r == 0)
+    if (vram_options->report.kind != VRAM_OUTPUT_STDERR) {
+        static struct vram_file file;
+        if (vram_file_append(&file, &vram_options->report, t.buf, t.len) == 0)
             return;
-        vram_say("cannot write the report to %s (%s); it follows here", path, strerror(-r));
+        vram_say("cannot write the report to %s%s; it follows here", file.trouble,
+                 file.begun ? ", only its beginning is there" : "");
     }
     vram_say_raw(t.buf, t.len);
 }

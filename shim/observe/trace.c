@@ -24,7 +24,7 @@ bool vram_trace_at_work;
 static char buffer[64 * 1024];
 static struct vram_text lines = VRAM_TEXT(buffer);
 static uint64_t began; /* time of the first line, ns; 0: there is none */
-static char path[VRAM_PATH_MAX];
+static struct vram_file file;
 
 static bool has_room(void) { return lines.cap - lines.len > LINE_BYTES; }
 
@@ -46,19 +46,20 @@ static int write_lines(void)
 {
     const struct vram_output *to = &vram_options->trace;
     int r = to->kind == VRAM_OUTPUT_STDERR ? vram_say_raw(lines.buf, lines.len)
-                                           : vram_file_append(to, lines.buf, lines.len, path, sizeof(path));
+                                           : vram_file_append(&file, to, lines.buf, lines.len);
     lines.len = 0;
     if (r < 0)
         __atomic_store_n(&vram_trace_at_work, false, __ATOMIC_RELAXED);
     return r;
 }
 
-/* Not under TRACE: whoever failed is the last who has used the path. */
+/* Not under TRACE: whoever failed is the last who has used the file. */
 static void told(int r)
 {
-    if (r < 0)
-        vram_say("cannot write the trace to %s (%s): it ends here",
-                 vram_options->trace.kind == VRAM_OUTPUT_STDERR ? "standard error" : path, strerror(-r));
+    if (r < 0 && vram_options->trace.kind == VRAM_OUTPUT_STDERR)
+        vram_say("cannot write the trace to standard error (%s): it ends here", strerror(-r));
+    else if (r < 0)
+        vram_say("cannot write the trace to %s: it ends here%s", file.trouble, file.begun ? ", within a line" : "");
 }
 
 /* A thread that is cancelled in open() or write() would leave with the lock. */

@@ -16,7 +16,7 @@ enum { MIB = 1 << 20, PAGE = 2 * MIB, CAPACITY = 1024 * MIB };
 static void __attribute__((constructor)) options(void)
 {
     setenv("SIMCUDA_CAPACITY", "1G", 1);
-    setenv("VRAMSHIM_VIRTUAL_CACHE", "none", 0);
+    setenv("VRAMSHIM_VIRTUAL_CACHE", "unlimited", 0);
 }
 
 static const CUmemAllocationProp plain = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

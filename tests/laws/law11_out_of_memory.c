@@ -19,7 +19,7 @@ static void __attribute__((constructor)) small_device(void)
 {
     setenv("SIMCUDA_CAPACITY", "1G", 1);
     setenv("SIMCUDA_DEVICES", "2", 1);
-    setenv("VRAMSHIM_SLACK", "none", 1); /* nothing is given back before the ladder is climbed */
+    setenv("VRAMSHIM_SLACK", "unlimited", 1); /* nothing is given back before the ladder is climbed */
 }
 
 static CUdeviceptr allocate(size_t bytes)

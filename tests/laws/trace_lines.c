@@ -207,7 +207,7 @@ LAW_CHILD(goes_on)
 
 LAW_CASE_SIM_ONCE(a_folder_that_is_not_there)
 {
-    expect_said_once("goes_on", "VRAMSHIM_TRACE=/no/such/folder/t", "(No such file or directory): it ends here\n");
+    expect_said_once("goes_on", "VRAMSHIM_TRACE=/no/such/folder/t", "(its folder is not there): it ends here\n");
 }
 
 LAW_CHILD(goes_on_with_a_full_disk)
@@ -224,7 +224,7 @@ LAW_CHILD(goes_on_with_a_full_disk)
 LAW_CASE_SIM_ONCE(a_full_disk)
 {
     in_a_new_directory();
-    expect_said_once("goes_on_with_a_full_disk", trace_here, "(No space left on device): it ends here\n");
+    expect_said_once("goes_on_with_a_full_disk", trace_here, "(no space is left there): it ends here\n");
     remove_directory();
 }
 
@@ -244,7 +244,7 @@ LAW_CHILD(goes_on_with_a_full_pipe)
 LAW_CASE_SIM_ONCE(a_pipe_that_nobody_reads)
 {
     in_a_new_directory();
-    expect_said_once("goes_on_with_a_full_pipe", trace_here, "(Resource temporarily unavailable): it ends here\n");
+    expect_said_once("goes_on_with_a_full_pipe", trace_here, "(its reader does not take it): it ends here, within a line\n");
     remove_directory();
 }
 

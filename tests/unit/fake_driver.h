@@ -79,7 +79,7 @@ extern struct CUmemPoolHandle_st fake_pools[2], fake_graphs[2], fake_own_pool; /
 extern struct CUctx_st fake_a, fake_b, fake_other; /* two contexts of device 0, one of device 1 */
 
 /* Fills the driver's table, reads the options (without a bound on what is held, unless the test wants one), makes the process ours and fake_a current. */
-#define FAKE_START(...) fake_start((char *const *)(const char *const[]){"VRAMSHIM_SLACK=none", ##__VA_ARGS__, NULL})
+#define FAKE_START(...) fake_start((char *const *)(const char *const[]){"VRAMSHIM_SLACK=unlimited", ##__VA_ARGS__, NULL})
 void fake_start(char *const *environ_strings);
 void fake_only_a(void); /* let fake_a be known to be the one context of the process: until then, there may be others */
 

@@ -590,9 +590,9 @@ Test(slack, of_one_keeps_nothing_beyond_the_peak)
     invariants();
 }
 
-Test(slack, none_is_no_bound)
+Test(slack, unlimited_is_no_bound)
 {
-    FAKE_START("VRAMSHIM_SLACK=none");
+    FAKE_START("VRAMSHIM_SLACK=unlimited");
     fake.pages[0] = 4096;
     for (size_t i = 0; i < 20; i++)
         give_back(get((10 + 2 * i) * MiB));

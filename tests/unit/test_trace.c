@@ -212,7 +212,7 @@ Test(trace, a_file_that_cannot_be_had_is_told_once)
     listen_to_it();
     vram_trace_start();
     snprintf(said, sizeof(said),
-             "vramshim: cannot write the trace to /no/such/folder/t.%d (No such file or directory): it ends here\n",
+             "vramshim: cannot write the trace to /no/such/folder/t.%d (its folder is not there): it ends here\n",
              (int)getpid());
     expect_given_up(said);
 }
@@ -222,7 +222,7 @@ Test(trace, a_full_disk_is_told_once, .fini = finish)
     char said[160];
     start();
     cr_assert_eq(symlink("/dev/full", path_of(getpid())), 0);
-    snprintf(said, sizeof(said), "vramshim: cannot write the trace to %s (No space left on device): it ends here\n",
+    snprintf(said, sizeof(said), "vramshim: cannot write the trace to %s (no space is left there): it ends here\n",
              path_of(getpid()));
     expect_given_up(said);
 }
