@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/compiler.h"
+#include "base/elf.h"
 #include "base/lock.h"
 #include "base/proc.h"
 #include "base/say.h"
@@ -63,6 +64,14 @@ static void postfork_child(void)
     sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
+static void add_to_report(struct vram_text *report)
+{
+    char unheard[256];
+    struct vram_text t = VRAM_TEXT(unheard);
+    if (vram_disposition_unheard(&t))
+        vram_text_add(report, "  %s\n", unheard);
+}
+
 static void report_at_exit(void)
 {
     if (!vram_proc_is_recorded())
@@ -84,12 +93,15 @@ static void report_on_exit(int status, void *unused)
 /* Nothing here may be seen in a program without CUDA (law 6): no thread, no descriptor, no output, no library. */
 static void __attribute__((constructor)) load(void)
 {
+    if (vram_elf_is_second())
+        return;
     vram_proc_record();
     vram_say_adopt();
     vram_options_read(environ);
     vram_next_look();
     vram_trace_start();
     vram_disposition_init();
+    vram_report_ends_with(add_to_report);
     vram_last_watch(vram_control_look);
     vram_control_atfork = pthread_atfork(prefork, postfork_parent, postfork_child);
     vram_quick_exit_register(); /* registered first, so that it runs after the program's own */

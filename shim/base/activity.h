@@ -13,4 +13,7 @@ static inline void vram_activity_mark(void)
         __atomic_store_n(&vram_activity, true, __ATOMIC_RELAXED);
 }
 
+/* Whether it was at work since this was asked last. */
+static inline bool vram_activity_take(void) { return __atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED); }
+
 #endif

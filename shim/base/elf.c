@@ -116,6 +116,19 @@ const struct link_map *vram_elf_find(const char *soname)
     return NULL;
 }
 
+bool vram_elf_is_second(void)
+{
+    enum { UNKNOWN, FIRST, SECOND };
+    static int known; /* accessed atomically; threads find the same */
+    int now = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (now == UNKNOWN) {
+        const struct link_map *first = vram_elf_find("libvramshim.so");
+        now = first && first->l_ld != _DYNAMIC ? SECOND : FIRST;
+        __atomic_store_n(&known, now, __ATOMIC_RELAXED);
+    }
+    return now == SECOND;
+}
+
 void *vram_elf_symbol(const struct link_map *map, const char *name)
 {
     struct tables t;

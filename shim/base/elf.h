@@ -26,6 +26,11 @@ static inline bool vram_elf_same(const char *a, const char *b)
 /* The first loaded object whose DT_SONAME is `soname`, or NULL. */
 const struct link_map *vram_elf_find(const char *soname);
 
+/* Another copy of this library stands before this one in the list. That one is the shim, and this one leaves the process alone:
+ * it records none (base/proc.h), so that whatever reaches an entry of its goes straight to the driver and to libc. Known
+ * before any constructor has run, and from then on the same: the library is never unloaded. */
+bool vram_elf_is_second(void);
+
 /* A defined, exported function or object of that object, or NULL. Versions are ignored; the default one of a name comes
  * first in none of the libraries that we ask, and all agree on the address. */
 void *vram_elf_symbol(const struct link_map *map, const char *name);

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/libc.h"
 #include "base/lock.h"
@@ -193,4 +195,27 @@ int vram_disposition_interrupt(int interrupt)
     int r = install(&act);
     leave(&before);
     return r;
+}
+
+bool vram_disposition_unheard(struct vram_text *t)
+{
+    int sig = vram_options->signal;
+    sigset_t mask;
+    if (!sig || vram_control_was_asked())
+        return false;
+    bool ignored = visible().sa_handler == SIG_IGN;
+    if (!ignored && (sigprocmask(SIG_BLOCK, NULL, &mask) != 0 || sigismember(&mask, sig) != 1))
+        return false;
+    vram_text_add(t, "SIG");
+    vram_signal_format(t, sig);
+    if (ignored) {
+        vram_text_add(t, " is ignored here (by the program, or by `trap '' ");
+        vram_signal_format(t, sig);
+        vram_text_add(t, "` in what started it): it");
+    } else { /* other threads may still take it */
+        vram_text_add(t, " is blocked in thread %d and has not come: unless another thread lets it in, it",
+                      (int)syscall(SYS_gettid));
+    }
+    vram_text_add(t, " gives no memory back; VRAMSHIM_SIGNAL=%s names another", sig == SIGUSR2 ? "USR1" : "USR2");
+    return true;
 }

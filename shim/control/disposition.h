@@ -12,6 +12,7 @@
 #include <stdbool.h>
 
 #include "base/proc.h"
+#include "base/text.h"
 #include "config/options.h"
 
 /* At load: put our handler in front of whatever is installed. */
@@ -27,5 +28,10 @@ int vram_disposition_action(const struct sigaction *act, struct sigaction *old);
 sighandler_t vram_disposition_signal(sighandler_t handler, int flags, bool mask_itself);
 sighandler_t vram_disposition_sigset(sighandler_t handler);
 int vram_disposition_interrupt(int interrupt);
+
+/* Why the signal gives no memory back, for whoever waits for it: the program, or what started it, ignores it, or it is blocked in
+ * the calling thread. False: neither, or it has come through all the same. Async-signal-safe, and asks the kernel for the mask
+ * alone. */
+bool vram_disposition_unheard(struct vram_text *t);
 
 #endif

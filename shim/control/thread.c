@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "config/options.h"
+#include "control/disposition.h"
 #include "control/drain.h"
 #include "control/last.h"
 #include "driver/capture.h"
@@ -38,6 +39,7 @@ int vram_control_atfork;
 bool vram_activity;
 static atomic_uint requests; /* made so far; a futex */
 static unsigned served;      /* of them; the thread's own */
+static atomic_bool heard;   /* a request was made from outside, ever */
 static atomic_bool asked;   /* by somebody from outside, since the last flush: the frameworks' caches are meant as well */
 static atomic_bool started; /* somebody starts, or has started, the thread */
 static atomic_bool running; /* requests are served */
@@ -223,6 +225,8 @@ static void flush(const struct vram_drained *drained, bool draining)
     vram_trace_write();
 }
 
+static unsigned requests_so_far(void) { return atomic_load(&requests); }
+
 static void post(void)
 {
     atomic_fetch_add(&requests, 1);
@@ -278,7 +282,7 @@ static bool await_request(void)
     if (limit != UINT64_MAX)
         limit *= 1000000;
     for (;;) {
-        unsigned now = atomic_load(&requests);
+        unsigned now = requests_so_far();
         if (now != served) { /* a storm of signals is one flush; one that arrives from here on is another */
             served = now;
             return true;
@@ -290,7 +294,7 @@ static bool await_request(void)
         decay();
         if (limit == UINT64_MAX)
             continue;
-        if (__atomic_exchange_n(&vram_activity, false, __ATOMIC_RELAXED)) {
+        if (vram_activity_take()) {
             last = vram_now();
             drained = false;
         } else if (!drained && vram_now() - last >= limit) {
@@ -313,7 +317,7 @@ static void *serve(void *unused)
         if (wanted || (over && drained.parts[0]))
             flush(over ? &drained : NULL, draining && !over);
         if (over)
-            __atomic_store_n(&vram_activity, false, __ATOMIC_RELAXED); /* the frameworks' frees, not the program's */
+            vram_activity_take(); /* the frameworks' frees, not the program's */
     }
     return NULL;
 }
@@ -335,8 +339,15 @@ void vram_control_start(void)
     if (vram_likely(atomic_load_explicit(&started, memory_order_relaxed)) || atomic_exchange(&started, true))
         return;
     int saved = errno;
+    bool wanted = vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX;
+    served = requests_so_far();
+    atomic_store(&running, wanted); /* a signal that comes from here on finds the thread, once it is there */
     vram_sandbox_look();
     vram_options_complain();
+    char unheard[256];
+    struct vram_text t = VRAM_TEXT(unheard);
+    if (vram_options->verbose && vram_disposition_unheard(&t))
+        vram_say("%s", unheard);
     if (vram_control_atfork != 0)
         vram_say("cannot follow forks (%s): what a forked child does with GPU memory is neither kept nor reported",
                  strerror(vram_control_atfork));
@@ -345,21 +356,21 @@ void vram_control_start(void)
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
-    if (vram_options->signal || vram_options_watch_launches() || vram_options->decay != UINT64_MAX) {
-        served = atomic_load(&requests);
-        int r = vram_thread_start(serve, "vramshim");
-        if (r == 0)
-            atomic_store(&running, true);
-        else
-            vram_say("cannot start a thread (%s): the signal will not give memory back; all else works", strerror(r));
+    int r = wanted ? vram_thread_start(serve, "vramshim") : 0;
+    if (r != 0) {
+        atomic_store(&running, false);
+        vram_say("cannot start a thread (%s): the signal will not give memory back; all else works", strerror(r));
     }
     errno = saved;
 }
 
 void vram_control_look(void) { post(); }
 
+bool vram_control_was_asked(void) { return atomic_load(&heard); }
+
 bool vram_control_request(void)
 {
+    atomic_store(&heard, true);
     if (!atomic_load(&running))
         return false;
     atomic_store(&asked, true);
@@ -369,6 +380,7 @@ bool vram_control_request(void)
 
 void vram_control_forget(void)
 {
+    atomic_store(&heard, false);
     atomic_store(&running, false);
     atomic_store(&started, false);
 }

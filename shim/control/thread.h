@@ -16,6 +16,7 @@ void vram_control_look(void);
 
 /* Asks for a flush. Async-signal-safe. False if the thread is not running. */
 bool vram_control_request(void);
+bool vram_control_was_asked(void); /* in this process, whether there was a thread or not */
 
 extern int vram_control_atfork; /* what pthread_atfork answered at load; a failure is told when GPU memory is used */
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/compiler.h"
+#include "base/elf.h"
 #include "base/libc.h"
 #include "base/proc.h"
 #include "base/sandbox.h"
@@ -166,7 +167,7 @@ static void report_at_quick_exit(void *unused)
 void vram_quick_exit_register(void)
 {
     static atomic_bool done;
-    if (!atomic_exchange(&done, true))
+    if (!vram_elf_is_second() && !atomic_exchange(&done, true))
         vram_libc___cxa_at_quick_exit()(report_at_quick_exit, NULL);
 }
 

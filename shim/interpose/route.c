@@ -43,6 +43,8 @@ void *vram_dlsym_route(void *handle, const char *name, const void *caller)
 {
     if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !name || !hooked_name(name))
         return (void *)vram_libc_dlsym();
+    if (vram_elf_is_second())
+        return (void *)vram_libc_dlsym();
     /* The driver looking itself up gets itself (law 7). */
     if (vram_driver_find() && vram_driver_contains(caller))
         return (void *)vram_libc_dlsym();

@@ -25,6 +25,8 @@ static atomic_bool over;  /* it is written, or takes too long */
 static struct vram_heap_summary summary; /* used by the writer alone, as is all that follows */
 static char buffer[64 * 1024];
 
+static void (*last_lines)(struct vram_text *t); /* written once, at load */
+
 static unsigned long long ull(uint64_t n) { return n; }
 
 /* "train.so+0x1234": what addr2line takes. */
@@ -210,6 +212,8 @@ static void compose(struct vram_text *t, bool exact)
     kept(t, "pinned host memory", &summary.host);
     kept(t, "virtual memory", &summary.virtual_memory);
     double_frees(t, doubles);
+    if (last_lines)
+        last_lines(t);
 }
 
 /* A number that no other thread has, without a system call. */
@@ -267,6 +271,8 @@ void vram_report_write(void)
     atomic_store(&over, true);
     errno = saved;
 }
+
+void vram_report_ends_with(void (*add)(struct vram_text *t)) { last_lines = add; }
 
 void vram_report_forget(void)
 {

@@ -239,7 +239,6 @@ LAW_CASE_SIM_ONCE(forks_beside_working_threads)
 {
     enum { N = 3 };
     pthread_t threads[N];
-    alarm(30);
     context = law_context();
     signal(SIGUSR1, count);
     for (int i = 0; i < N; i++)
