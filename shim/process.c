@@ -15,6 +15,7 @@
 #include "control/last.h"
 #include "control/thread.h"
 #include "driver/capture.h"
+#include "driver/next.h"
 #include "heap/heap.h"
 #include "interpose/libc.h"
 #include "observe/report.h"
@@ -85,6 +86,7 @@ static void __attribute__((constructor)) load(void)
     vram_proc_record();
     vram_say_init();
     vram_options_read(environ);
+    vram_next_look();
     vram_trace_start();
     vram_disposition_init();
     vram_last_watch(vram_control_look);

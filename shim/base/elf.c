@@ -45,25 +45,27 @@ static bool read_tables(const struct link_map *map, struct tables *ret_tables)
     return true;
 }
 
-static void *defined(const struct link_map *map, const struct tables *t, uint32_t index, const char *name)
+static const ElfW(Sym) *defined(const struct tables *t, uint32_t index, const char *name)
 {
     const ElfW(Sym) *s = &t->symbols[index];
-    unsigned type = ELF64_ST_TYPE(s->st_info);
-    if (s->st_shndx == SHN_UNDEF || (type != STT_FUNC && type != STT_OBJECT) || !vram_elf_same(t->strings + s->st_name, name))
-        return NULL;
-    return (void *)(map->l_addr + s->st_value);
+    return s->st_shndx != SHN_UNDEF && vram_elf_same(t->strings + s->st_name, name) ? s : NULL;
 }
 
-static void *find_gnu(const struct link_map *map, const struct tables *t, const char *name)
+static const ElfW(Sym) *find_gnu(const struct tables *t, const char *name)
 {
     const uint32_t *h = t->gnu_hash;
     uint32_t buckets = h[0], first = h[1], bloom_words = h[2];
+    const ElfW(Addr) *bloom = (const ElfW(Addr) *)(h + 4);
     const uint32_t *bucket = h + 4 + bloom_words * (sizeof(ElfW(Addr)) / 4);
     const uint32_t *chain = bucket + buckets;
+    const unsigned bits = sizeof(ElfW(Addr)) * 8;
     uint32_t hash = 5381;
     for (const unsigned char *c = (const unsigned char *)name; *c; c++)
         hash = hash * 33 + *c;
-    if (buckets == 0)
+    if (buckets == 0 || bloom_words == 0)
+        return NULL;
+    ElfW(Addr) word = bloom[hash / bits % bloom_words]; /* most names are in few objects */
+    if (!((word >> hash % bits) & (word >> (hash >> h[3]) % bits) & 1))
         return NULL;
     uint32_t i = bucket[hash % buckets];
     if (i < first)
@@ -71,16 +73,16 @@ static void *find_gnu(const struct link_map *map, const struct tables *t, const 
     for (;; i++) {
         uint32_t entry = chain[i - first];
         if ((entry | 1) == (hash | 1)) {
-            void *p = defined(map, t, i, name);
-            if (p)
-                return p;
+            const ElfW(Sym) *s = defined(t, i, name);
+            if (s)
+                return s;
         }
         if (entry & 1)
             return NULL;
     }
 }
 
-static void *find_sysv(const struct link_map *map, const struct tables *t, const char *name)
+static const ElfW(Sym) *find_sysv(const struct tables *t, const char *name)
 {
     const uint32_t *bucket = t->sysv_hash + 2, buckets = t->sysv_hash[0];
     uint32_t hash = 0;
@@ -92,18 +94,24 @@ static void *find_sysv(const struct link_map *map, const struct tables *t, const
     if (buckets == 0)
         return NULL;
     for (uint32_t i = bucket[hash % buckets]; i; i = bucket[buckets + i]) {
-        void *p = defined(map, t, i, name);
-        if (p)
-            return p;
+        const ElfW(Sym) *s = defined(t, i, name);
+        if (s)
+            return s;
     }
     return NULL;
 }
 
+static const ElfW(Sym) *find(const struct tables *t, const char *name)
+{
+    if (t->gnu_hash)
+        return find_gnu(t, name);
+    return t->sysv_hash ? find_sysv(t, name) : NULL;
+}
+
 const struct link_map *vram_elf_find(const char *soname)
 {
-    struct tables t;
     for (const struct link_map *m = _r_debug.r_map; m; m = m->l_next)
-        if (read_tables(m, &t) && t.soname && vram_elf_same(t.soname, soname))
+        if (vram_elf_is_named(m, soname))
             return m;
     return NULL;
 }
@@ -111,11 +119,27 @@ const struct link_map *vram_elf_find(const char *soname)
 void *vram_elf_symbol(const struct link_map *map, const char *name)
 {
     struct tables t;
+    const ElfW(Sym) *s = read_tables(map, &t) ? find(&t, name) : NULL;
+    unsigned type = s ? ELF64_ST_TYPE(s->st_info) : STT_NOTYPE;
+    return type == STT_FUNC || type == STT_OBJECT ? (void *)(map->l_addr + s->st_value) : NULL;
+}
+
+void vram_elf_mark_functions(const struct link_map *map, const char *const *names, size_t count, bool *defined)
+{
+    struct tables t;
     if (!read_tables(map, &t))
-        return NULL;
-    if (t.gnu_hash)
-        return find_gnu(map, &t, name);
-    return t.sysv_hash ? find_sysv(map, &t, name) : NULL;
+        return;
+    for (size_t i = 0; i < count; i++) {
+        const ElfW(Sym) *s = find(&t, names[i]);
+        unsigned type = s ? ELF64_ST_TYPE(s->st_info) : STT_NOTYPE;
+        defined[i] |= type == STT_FUNC || type == STT_GNU_IFUNC;
+    }
+}
+
+bool vram_elf_is_named(const struct link_map *map, const char *soname)
+{
+    struct tables t;
+    return read_tables(map, &t) && t.soname && vram_elf_same(t.soname, soname);
 }
 
 void vram_elf_span(const struct link_map *map, uintptr_t *ret_start, uintptr_t *ret_end)

@@ -30,6 +30,13 @@ const struct link_map *vram_elf_find(const char *soname);
  * first in none of the libraries that we ask, and all agree on the address. */
 void *vram_elf_symbol(const struct link_map *map, const char *name);
 
+/* Sets defined[i] where the object defines and exports a function names[i]; leaves the others as they are. Data is none. Of *map
+ * only l_addr and l_ld are looked at. */
+void vram_elf_mark_functions(const struct link_map *map, const char *const *names, size_t count, bool *defined);
+
+/* Whether its DT_SONAME is that. */
+bool vram_elf_is_named(const struct link_map *map, const char *soname);
+
 /* The memory that the object's segments span; 0, 0 where its program headers cannot be found. */
 void vram_elf_span(const struct link_map *map, uintptr_t *ret_start, uintptr_t *ret_end);
 

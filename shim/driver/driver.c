@@ -4,8 +4,9 @@
 
 #include "base/compiler.h"
 #include "base/elf.h"
+#include "driver/next.h"
 
-struct vram_driver vram_driver_table;
+struct vram_driver vram_driver_table, vram_driver_own;
 bool vram_driver_ready;
 
 static uintptr_t code_start, code_end; /* accessed atomically, valid once the table is ready */
@@ -19,6 +20,21 @@ __attribute__((no_sanitize("thread"))) static void settle(void **entry, void *va
     __atomic_compare_exchange_n(entry, &unset, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
+/* through_<name>: a call of ours by way of who stood before the driver; what that one calls meanwhile ends at the driver. */
+static struct vram_driver next;
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    static CUresult through_##name parameters                                                                          \
+    {                                                                                                                  \
+        vram_next_inside++;                                                                                            \
+        CUresult r = next.name arguments;                                                                              \
+        vram_next_inside--;                                                                                            \
+        return r;                                                                                                      \
+    }
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+
 bool vram_driver_find(void)
 {
     if (__atomic_load_n(&vram_driver_ready, __ATOMIC_ACQUIRE))
@@ -28,13 +44,19 @@ bool vram_driver_find(void)
         return false;
 
     /* Threads that come here together find the same values; the flag comes last. */
-#define FIND(name) settle((void **)&vram_driver_table.name, vram_elf_symbol(map, #name));
-#define VRAM_HOOK(name, parameters, arguments) FIND(name)
-#define VRAM_CALL(name) FIND(name)
+    vram_next_look();
+    unsigned exported = 0;
+#define VRAM_CALL(name)                                                                                                \
+    settle((void **)&vram_driver_own.name, vram_elf_symbol(map, #name));                                               \
+    settle((void **)&vram_driver_table.name, (void *)vram_driver_own.name);
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    settle((void **)&next.name, vram_next_definition(exported++));                                                     \
+    if (next.name)                                                                                                     \
+        settle((void **)&vram_driver_table.name, (void *)through_##name);                                              \
+    VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
-#undef FIND
     static const char *const unknown[] = {"cuCtxCreate_v5", "cuCtxCreate_v6", "cuCtxCreate_v7", "cuCtxCreate_v8",
                                           "cuGLCtxCreate_v3", "cuVDPAUCtxCreate_v3"};
     for (size_t i = 0; i < VRAM_LENGTH(unknown); i++)

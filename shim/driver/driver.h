@@ -1,10 +1,10 @@
 /*
- * The driver's own entries, found once; everything that calls libcuda calls it through here. No lock; the table is filled
- * by whichever thread comes first, idempotently.
+ * The driver's entries, found once; everything that calls libcuda calls it through here. No lock; the tables are filled by
+ * whichever thread comes first, idempotently.
  *
  * The entries are found by walking libcuda.so.1's symbol table (base/elf.h), not by dlsym: no lock of the loader, no
- * reference count, no error left behind, and no other shim in between for our own calls. An entry that the driver lacks
- * is NULL.
+ * reference count, no error left behind. An entry that the driver lacks is NULL. Where another library of the program stood
+ * before the driver, calls of that entry go through it (driver/next.h).
  */
 #ifndef VRAM_DRIVER_DRIVER_H
 #define VRAM_DRIVER_DRIVER_H
@@ -24,6 +24,7 @@ struct vram_driver {
 };
 
 extern struct vram_driver vram_driver_table;
+extern struct vram_driver vram_driver_own; /* the driver's own addresses: to know them, and to call what must end there */
 extern bool vram_driver_ready; /* accessed atomically; set after the table is filled */
 
 /* Finds libcuda.so.1 among the loaded objects. False while it is not loaded. Cheap when it was found before. */

@@ -6,11 +6,14 @@
 #include "base/compiler.h"
 #include "base/proc.h"
 #include "config/options.h"
+#include "driver/next.h"
 
 /* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
+        if (vram_unlikely(vram_next_inside))                                                                           \
+            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
         __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
@@ -30,6 +33,8 @@
 #define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
+        if (vram_unlikely(vram_next_inside))                                                                           \
+            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
         __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
             return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
@@ -46,8 +51,8 @@ static const struct {
     void *const *real;
     bool launch;
 } table[] = {
-#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, false},
-#define VRAM_LAUNCH(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_table.name, true},
+#define VRAM_HOOK(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_own.name, false},
+#define VRAM_LAUNCH(name, parameters, arguments) {(void *)entry_##name, (void *const *)&vram_driver_own.name, true},
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL

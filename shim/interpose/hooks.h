@@ -1,7 +1,8 @@
 /*
  * The wrappers around the driver's entries. Each line VRAM_HOOK of driver/entries.def expands to
  *
- *   the exported entry <name>     a gate that every call passes: entries that the driver lacks answer NOT_INITIALIZED, a
+ *   the exported entry <name>     a gate that every call passes: what a definition before the driver calls while we call it
+ *                                 ends at the driver (law 33), entries that the driver lacks answer NOT_INITIALIZED, a
  *                                 process that is not ours goes straight to the driver (law 25), errno stays as it was
  *                                 (law 32); all others go to
  *   hook_<name>                   what the shim does, written by hand in hooks_*.c; `caller` is the return address of
