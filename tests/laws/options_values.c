@@ -106,6 +106,7 @@ LAW_CASE_SIM_ONCE(every_option_with_every_wrong_value)
         "99999999999999999999", "18446744073709551616", "-1",   "+1",  "1e9",  "0x10", "0x",   "1.",      ".5",  "1.2.3", "1,5",
         "K",                    "%%",                   "B",    "KiB", "s",    "x",    "null", "unbound", "\xc3\xa9", "\xff\xfe",
         "\xd9\xa1", "1\xc2\xa0", "1_000", "sync,fenced", "USR", "1\x1b[31m", "1\nvramshim: forged"};
+    static const char *const for_parts[] = {"1.5", "1.0", "0.5B", "20000000T"}; /* of a byte; and more than there are */
     if (!under_shim()) {
         said_with(ENV("VRAMSHIM_CACHE_MAX=-1"));
         return;
@@ -121,6 +122,8 @@ LAW_CASE_SIM_ONCE(every_option_with_every_wrong_value)
             expect_refused(&options[i], for_files[j]);
         if (options[i].type == BOOL || options[i].type == SIGNAL || options[i].type == FREE)
             expect_refused(&options[i], "1.5");
+        for (size_t j = 0; (options[i].type == BOUND || options[i].type == KEEP) && j < COUNT(for_parts); j++)
+            expect_refused(&options[i], for_parts[j]);
         CHECK_EQ(check()(options[i].name, options[i].initial, NULL, 0), 0);
     }
 }
@@ -131,9 +134,10 @@ LAW_CASE_SIM_ONCE(one_word_has_one_meaning)
     static const struct {
         const char *name, *none, *unlimited;
     } expected[] = {
-        {"CACHE", NULL, NULL},         {"CACHE_MAX", NULL, "unlimited"}, {"HOST_CACHE", "none", "unlimited"}, {"FREE", NULL, NULL},
-        {"VIRTUAL_CACHE", "none", "unlimited"}, {"WASTE", NULL, NULL},   {"SLACK", NULL, "unlimited"},        {"DECAY", "none", NULL},
-        {"SIGNAL", "none", NULL},      {"DRAIN", NULL, NULL},            {"IDLE_DRAIN", "none", NULL},        {"VERBOSE", NULL, NULL},
+        {"CACHE", NULL, NULL},         {"CACHE_MAX", NULL, "unlimited"},       {"HOST_CACHE", "none", "unlimited"},
+        {"FREE", NULL, NULL},          {"VIRTUAL_CACHE", "none", "unlimited"}, {"WASTE", NULL, NULL},
+        {"SLACK", NULL, "unlimited"},  {"DECAY", "none", NULL},                {"SIGNAL", "none", NULL},
+        {"DRAIN", NULL, NULL},         {"IDLE_DRAIN", "none", NULL},           {"VERBOSE", NULL, NULL},
         {"REPORT", "none", "-"},       {"TRACE", "none", "-"}};
     CHECK_EQ(COUNT(expected), COUNT(options));
     for (size_t i = 0; i < COUNT(expected) && under_shim(); i++) {
@@ -155,11 +159,13 @@ LAW_CASE_SIM_ONCE(one_word_has_one_meaning)
         }
     }
     const char *said = said_with(ENV("VRAMSHIM_CACHE_MAX=none"));
-    CHECK_EQ(count_of(said, "VRAMSHIM_CACHE_MAX=none was ignored: it takes a size such as 512M or 4G, 0, or unlimited"), under_shim());
+    CHECK_EQ(count_of(said, "VRAMSHIM_CACHE_MAX=none was ignored: it takes a size such as 512M or 4G, 0, or unlimited"),
+             under_shim());
     said = said_with(ENV("VRAMSHIM_SLACK=none"));
     CHECK_EQ(count_of(said, "VRAMSHIM_SLACK=none was ignored: it takes a factor from 1 to 1000, such as 1.25, or unlimited"),
              under_shim());
-    said = said_with(ENV("VRAMSHIM_FREE=SYNC", "VRAMSHIM_SLACK=1.5X", "VRAMSHIM_CACHE_MAX=1gIb", "VRAMSHIM_DECAY=5S", "VRAMSHIM_DRAIN=Off"));
+    said = said_with(ENV("VRAMSHIM_FREE=SYNC", "VRAMSHIM_SLACK=1.5X", "VRAMSHIM_CACHE_MAX=1gIb", "VRAMSHIM_DECAY=5S",
+                         "VRAMSHIM_DRAIN=Off"));
     CHECK_EQ(count_of(said, " was ignored"), 0);
 }
 
@@ -188,14 +194,17 @@ LAW_CASE_SIM_ONCE(signals_by_name_and_by_number)
     static const struct {
         const char *names;
         bool taken;
-    } table[] = {[SIGHUP] = {"HUP", true},     [SIGINT] = {"INT", true},    [SIGQUIT] = {"QUIT", true},  [SIGILL] = {"ILL", false},
-                 [SIGTRAP] = {"TRAP", false},  [SIGABRT] = {"ABRT IOT", false}, [SIGBUS] = {"BUS", false}, [SIGFPE] = {"FPE", false},
-                 [SIGKILL] = {"KILL", false},  [SIGUSR1] = {"USR1", true},  [SIGSEGV] = {"SEGV", false}, [SIGUSR2] = {"USR2", true},
-                 [SIGPIPE] = {"PIPE", false},  [SIGALRM] = {"ALRM", true},  [SIGTERM] = {"TERM", true},  [SIGSTKFLT] = {"STKFLT", true},
-                 [SIGCHLD] = {"CHLD CLD", false}, [SIGCONT] = {"CONT", false}, [SIGSTOP] = {"STOP", false}, [SIGTSTP] = {"TSTP", false},
-                 [SIGTTIN] = {"TTIN", false},  [SIGTTOU] = {"TTOU", false}, [SIGURG] = {"URG", false},   [SIGXCPU] = {"XCPU", true},
-                 [SIGXFSZ] = {"XFSZ", false},  [SIGVTALRM] = {"VTALRM", true}, [SIGPROF] = {"PROF", true}, [SIGWINCH] = {"WINCH", false},
-                 [SIGIO] = {"IO POLL", true},  [SIGPWR] = {"PWR", true},    [SIGSYS] = {"SYS", false}};
+    } table[] = {
+        [SIGHUP] = {"HUP", true}, [SIGINT] = {"INT", true}, [SIGQUIT] = {"QUIT", true}, [SIGILL] = {"ILL", false},
+        [SIGTRAP] = {"TRAP", false}, [SIGABRT] = {"ABRT IOT", false}, [SIGBUS] = {"BUS", false},
+        [SIGFPE] = {"FPE", false}, [SIGKILL] = {"KILL", false}, [SIGUSR1] = {"USR1", true},
+        [SIGSEGV] = {"SEGV", false}, [SIGUSR2] = {"USR2", true}, [SIGPIPE] = {"PIPE", false},
+        [SIGALRM] = {"ALRM", true}, [SIGTERM] = {"TERM", true}, [SIGSTKFLT] = {"STKFLT", true},
+        [SIGCHLD] = {"CHLD CLD", false}, [SIGCONT] = {"CONT", false}, [SIGSTOP] = {"STOP", false},
+        [SIGTSTP] = {"TSTP", false}, [SIGTTIN] = {"TTIN", false}, [SIGTTOU] = {"TTOU", false},
+        [SIGURG] = {"URG", false}, [SIGXCPU] = {"XCPU", true}, [SIGXFSZ] = {"XFSZ", false},
+        [SIGVTALRM] = {"VTALRM", true}, [SIGPROF] = {"PROF", true}, [SIGWINCH] = {"WINCH", false},
+        [SIGIO] = {"IO POLL", true}, [SIGPWR] = {"PWR", true}, [SIGSYS] = {"SYS", false}};
     CHECK_EQ(COUNT(table), 32);
     if (!under_shim())
         return;
@@ -215,7 +224,8 @@ LAW_CASE_SIM_ONCE(signals_by_name_and_by_number)
             CHECK_EQ(check()("SIGNAL", full, why, sizeof(why)), taken ? 0 : -EINVAL);
         }
     }
-    static const char *const half[] = {"10.9", "SIGRTMIN+1.5", "RTMIN+", "RTMIN-1", "RTMAX+1", "RTMIN+31", "10 ", "SIG10", "0", "+10"};
+    static const char *const half[] = {"10.9",     "SIGRTMIN+1.5", "RTMIN+", "RTMIN-1", "RTMAX+1",
+                                       "RTMIN+31", "10 ",          "SIG10",  "0",       "+10"};
     for (size_t i = 0; i < COUNT(half); i++)
         CHECK_EQ(check()("SIGNAL", half[i], NULL, 0), -EINVAL);
 }
@@ -224,9 +234,11 @@ LAW_CASE_SIM_ONCE(signals_by_name_and_by_number)
 LAW_CASE_SIM_ONCE(unknown_names)
 {
     static char variable[LONG + 64];
-    const char *said = said_with(ENV("VRAMSHIM_MOST_BYTES_OF_FREED_BLOCKS_THAT_ARE_KEPT_ON_A_DEVICE=4G", "VRAMSHIM_host_cache=1G"));
+    const char *said =
+        said_with(ENV("VRAMSHIM_MOST_BYTES_OF_FREED_BLOCKS_THAT_ARE_KEPT_ON_A_DEVICE=4G", "VRAMSHIM_host_cache=1G"));
     CHECK_EQ(count_of(said, "VRAMSHIM_MOST_BYTES_OF_FREED_BLOCKS_THAT_ARE_KEPT_ON_A_DEVICE is not an option"), under_shim());
-    CHECK_EQ(count_of(said, "VRAMSHIM_host_cache is not an option and was ignored; did you mean VRAMSHIM_HOST_CACHE?"), under_shim());
+    CHECK_EQ(count_of(said, "VRAMSHIM_host_cache is not an option and was ignored; did you mean VRAMSHIM_HOST_CACHE?"),
+             under_shim());
     snprintf(variable, sizeof(variable), "VRAMSHIM_%0*d=1", LONG, 7);
     said = said_with(ENV(variable, "VRAMSHIM_A\nvramshim: B=1"));
     CHECK_EQ(count_of(said, "... is not an option and was ignored"), under_shim());
@@ -252,8 +264,9 @@ LAW_CASE_SIM_ONCE(names_of_files)
         static char variable[LONG + 64], expected[400];
         for (int trace = 0; trace < 2; trace++) {
             snprintf(variable, sizeof(variable), "VRAMSHIM_%s=%s", trace ? "TRACE" : "REPORT", wrong[i][0]);
-            snprintf(expected, sizeof(expected), " was ignored: %s; it takes stderr, none, or a path, in which %%p is the pid, %%h the "
-                     "host and %%%% a percent sign; using %s\n", wrong[i][1], trace ? "none" : "stderr");
+            snprintf(expected, sizeof(expected),
+                     " was ignored: %s; it takes stderr, none, or a path, in which %%p is the pid, %%h the host and %%%% a percent "
+                     "sign; using %s\n", wrong[i][1], trace ? "none" : "stderr");
             CHECK_EQ(count_of(said_with(ENV(variable)), expected), under_shim());
         }
     }
