@@ -237,10 +237,9 @@ void vram_options_complain(void)
 #undef VRAM_OPTION
     };
     for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
-        char buf[VRAM_PATH_MAX], shown[SHOWN];
+        char buf[VRAM_PATH_MAX];
         struct vram_text value = VRAM_TEXT(buf);
         vram_option_format(&value, i);
-        vram_quote(shown, sizeof(shown), buf, value.len);
-        vram_say("VRAMSHIM_%s=%s  (%s)", table[i].name, shown, help[i]);
+        vram_say("VRAMSHIM_%s=%s  (%s)", table[i].name, buf, help[i]);
     }
 }

@@ -11,7 +11,6 @@
 #include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
-#include "vramshim/quote.h"
 
 enum { AT_ONCE = 512 /* a pipe takes so much whole, or nothing of it */ };
 
@@ -94,14 +93,13 @@ static int write_out(struct vram_file *file, int fd, const char *bytes, size_t l
     return r;
 }
 
-static int append_to_path(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len,
-                          const char **ret_words)
+static int append_to_path(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len)
 {
     struct stat st;
     struct vram_text path = {file->path, sizeof(file->path), 0};
     int r = vram_output_path(output, vram_proc_pid(), file->path, sizeof(file->path) - VRAM_PID_ROOM);
     if (r < 0) {
-        *ret_words = words_of(-r, 0, true);
+        file->why = words_of(-r, 0, true);
         return r;
     }
     bool there = look(file->path, &st);
@@ -121,37 +119,30 @@ static int append_to_path(struct vram_file *file, const struct vram_output *outp
             r = -errno;
     }
     if (r < 0)
-        *ret_words = words_of(-r, mode, may_create);
+        file->why = words_of(-r, mode, may_create);
     return r;
 }
 
-static int append_to_descriptor(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len,
-                                const char **ret_words)
+static int append_to_descriptor(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len)
 {
     vram_text_add(&(struct vram_text){file->path, sizeof(file->path), 0}, "%s", output->pattern);
     if (!vram_output_is_open(output)) {
-        *ret_words = output->open_at_load ? "it is not any more what it was when the program started"
-                                          : "it was not open when the program started";
+        file->why = output->open_at_load ? "it is not any more what it was when the program started"
+                                         : "it was not open when the program started";
         return -EBADF;
     }
     int r = write_out(file, output->fd, bytes, len);
     if (r < 0)
-        *ret_words = r == -EBADF ? "it is open for reading only" : words_of(-r, S_IFIFO, false);
+        file->why = r == -EBADF ? "it is open for reading only" : words_of(-r, S_IFIFO, false);
     return r;
 }
 
 int vram_file_append(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len)
 {
     int saved = errno;
-    const char *words = "";
     file->begun = false;
-    int r = output->kind == VRAM_OUTPUT_DESCRIPTOR ? append_to_descriptor(file, output, bytes, len, &words)
-                                                   : append_to_path(file, output, bytes, len, &words);
-    if (r < 0) {
-        char shown[300];
-        vram_quote(shown, sizeof(shown), file->path, strlen(file->path));
-        vram_text_add(&(struct vram_text){file->trouble, sizeof(file->trouble), 0}, "%s (%s)", shown, words);
-    }
+    int r = output->kind == VRAM_OUTPUT_DESCRIPTOR ? append_to_descriptor(file, output, bytes, len)
+                                                   : append_to_path(file, output, bytes, len);
     errno = saved;
     return r;
 }

@@ -20,11 +20,11 @@
 /* One attempt. Its user keeps it, because it is large and may be needed on a small stack. */
 struct vram_file {
     char path[VRAM_PATH_MAX];
-    bool begun;        /* some of the bytes are there */
-    char trouble[480]; /* "/tmp/report.42 (no space is left there)", to be said */
+    bool begun;      /* some of the bytes are there */
+    const char *why; /* "no space is left there" */
 };
 
-/* Adds the bytes at the end of the file that the option means. 0, or a negative errno: then file->begun and file->trouble say more.
+/* Adds the bytes at the end of the file that the option means. 0, or a negative errno: then the three say what is to be said.
  * errno is kept. */
 int vram_file_append(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len);
 

@@ -252,7 +252,7 @@ static void write_report(void)
         static struct vram_file file;
         if (vram_file_append(&file, &vram_options->report, t.buf, t.len) == 0)
             return;
-        vram_say("cannot write the report to %s%s; it follows here", file.trouble,
+        vram_say("cannot write the report to %s (%s)%s; it follows here", file.path, file.why,
                  file.begun ? ", only its beginning is there" : "");
     }
     vram_say_raw(t.buf, t.len);

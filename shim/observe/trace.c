@@ -72,7 +72,7 @@ static void told(int r)
     if (r < 0 && vram_options->trace.kind == VRAM_OUTPUT_STDERR)
         vram_say("cannot write the trace to standard error (%s): it ends here", strerror(-r));
     else if (r < 0)
-        vram_say("cannot write the trace to %s: it ends here%s", file.trouble, file.begun ? ", within a line" : "");
+        vram_say("cannot write the trace to %s (%s): it ends here%s", file.path, file.why, file.begun ? ", within a line" : "");
 }
 
 /* A thread that is cancelled in open() or write() would leave with the lock. */
