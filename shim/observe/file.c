@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/proc.h"
+#include "base/sandbox.h"
 #include "base/say.h"
 #include "base/text.h"
 #include "vramshim/quote.h"
@@ -77,16 +78,18 @@ static const char *words_of(int error, mode_t mode, bool may_create)
     }
 }
 
-/* A file that grows past its limit, a disk that fills: what it is about tells how far it got. */
+static off_t end_of(int fd) { return vram_sandboxed() ? 0 : lseek(fd, 0, SEEK_CUR); }
+
+/* Where nothing is written, the offset stays; a pipe, which has none, takes the first bytes whole. */
 static int write_out(struct vram_file *file, int fd, const char *bytes, size_t len)
 {
     size_t first = len < AT_ONCE ? len : AT_ONCE;
-    off_t before = lseek(fd, 0, SEEK_CUR);
+    off_t before = end_of(fd);
     int r = vram_write_gently(fd, bytes, first);
     file->begun = r == 0;
     if (r == 0 && len > first)
         r = vram_write_gently(fd, bytes + first, len - first);
-    if (r < 0 && lseek(fd, 0, SEEK_CUR) > before)
+    if (r < 0 && end_of(fd) > before)
         file->begun = true;
     return r;
 }

@@ -28,6 +28,7 @@ static const int opening[] = {
 #endif
     SYS_openat,
 };
+static const int seeking[] = {SYS_lseek};
 static const int asking_for_filters[] = {SYS_prctl};
 
 enum { RULES_MAX = 32 };
@@ -84,6 +85,7 @@ LAW_CHILD(sandboxes_itself)
     begin();
     ANSWER(action, asking);
     ANSWER(action, opening);
+    ANSWER(action, seeking);
     if (*how != 'r') /* only the kernel can tell of that one */
         ANSWER(action, asking_for_filters);
     install(how, finished());
@@ -127,6 +129,18 @@ static void sandboxed(const char *how, const char *action)
 LAW_CASE_SIM_ONCE(killed_for_asking) { sandboxed("LAW27_HOW=prctl", "LAW27_ACTION=kill"); }
 LAW_CASE_SIM_ONCE(refused) { sandboxed("LAW27_HOW=prctl", "LAW27_ACTION=eperm"); }
 LAW_CASE_SIM_ONCE(as_libseccomp_does) { sandboxed("LAW27_HOW=libseccomp", "LAW27_ACTION=kill"); }
+
+/* A descriptor of its own that was named is written to, by the calls that it may make. */
+LAW_CASE_SIM_ONCE(into_its_standard_output)
+{
+    static const char *const actions[] = {"LAW27_ACTION=kill", "LAW27_ACTION=eperm"};
+    for (int i = 0; i < 2; i++) {
+        expect_status(run_child_apart("sandboxes_itself", ENV("LAW27_HOW=prctl", actions[i], "VRAMSHIM_REPORT=/dev/stdout"), out,
+                                      text, sizeof(out)));
+        CHECK_EQ(count_of(out, "1.0 MiB in 1 block never freed"), under_shim());
+        CHECK_EQ(strlen(text), 0);
+    }
+}
 
 LAW_CASE_SIM_ONCE(by_plain_system_calls)
 {

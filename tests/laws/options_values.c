@@ -49,6 +49,16 @@ static const char *said_with(const char *const *env)
     return text;
 }
 
+/* What a shim that is broken on purpose takes for the name of a file is made here. */
+static char folder[] = "/tmp/options.XXXXXX";
+static void in_a_new_folder(void) { CHECK(mkdtemp(folder) && chdir(folder) == 0); }
+static void remove_folder(void)
+{
+    char command[64];
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    shell(command, text, sizeof(text));
+}
+
 /* The line of VRAMSHIM_VERBOSE about an option. */
 static const char *value_said(const char *said, const char *name, char *ret_line, size_t cap)
 {
@@ -111,6 +121,7 @@ LAW_CASE_SIM_ONCE(every_option_with_every_wrong_value)
         said_with(ENV("VRAMSHIM_CACHE_MAX=-1"));
         return;
     }
+    in_a_new_folder();
     memset(long_value, '7', LONG);
     strcpy(baseline, said_with(ENV("VRAMSHIM_VERBOSE=1")));
     for (size_t i = 0; i < COUNT(options); i++) {
@@ -126,6 +137,7 @@ LAW_CASE_SIM_ONCE(every_option_with_every_wrong_value)
             expect_refused(&options[i], for_parts[j]);
         CHECK_EQ(check()(options[i].name, options[i].initial, NULL, 0), 0);
     }
+    remove_folder();
 }
 
 /* One word, one meaning, and in any case: what each option makes of it, NULL for nothing. */
@@ -140,6 +152,7 @@ LAW_CASE_SIM_ONCE(one_word_has_one_meaning)
         {"DRAIN", NULL, NULL},         {"IDLE_DRAIN", "none", NULL},           {"VERBOSE", NULL, NULL},
         {"REPORT", "none", "-"},       {"TRACE", "none", "-"}};
     CHECK_EQ(COUNT(expected), COUNT(options));
+    in_a_new_folder();
     for (size_t i = 0; i < COUNT(expected) && under_shim(); i++) {
         const char *const words[][3] = {{"none", "NONE", "None"}, {"unlimited", "UNLIMITED", "Unlimited"}};
         const char *const means[] = {expected[i].none, expected[i].unlimited};
@@ -167,6 +180,7 @@ LAW_CASE_SIM_ONCE(one_word_has_one_meaning)
     said = said_with(ENV("VRAMSHIM_FREE=SYNC", "VRAMSHIM_SLACK=1.5X", "VRAMSHIM_CACHE_MAX=1gIb", "VRAMSHIM_DECAY=5S",
                          "VRAMSHIM_DRAIN=Off"));
     CHECK_EQ(count_of(said, " was ignored"), 0);
+    remove_folder();
 }
 
 /* Who writes "none" to switch it off gets no pinned memory kept. */
@@ -259,6 +273,7 @@ LAW_CASE_SIM_ONCE(names_of_files)
                                            {"stderr\n", "there are blanks at an end"},
                                            {"/tmp/", "a file is to be named, not a folder"},
                                            {long_value, "it is too long for a path"}};
+    in_a_new_folder();
     memset(long_value, 'x', LONG);
     for (size_t i = 0; i < COUNT(wrong); i++) {
         static char variable[LONG + 64], expected[400];
@@ -272,6 +287,7 @@ LAW_CASE_SIM_ONCE(names_of_files)
     }
     CHECK_EQ(count_of(said_with(ENV("VRAMSHIM_REPORT=STDERR")), "LEAK SUMMARY"), under_shim());
     CHECK_EQ(strlen(said_with(ENV("VRAMSHIM_REPORT=None", "VRAMSHIM_TRACE=NONE"))), 0);
+    remove_folder();
 }
 
 /* What is asked is not set. */
@@ -287,8 +303,8 @@ LAW_CASE_SIM_ONCE(the_question_changes_nothing)
 /* A folder that somebody has removed: no relative path can begin there. */
 LAW_CASE_SIM_ONCE(a_folder_that_was_removed)
 {
-    char folder[] = "/tmp/options.XXXXXX";
-    CHECK(mkdtemp(folder) && chdir(folder) == 0 && rmdir(folder) == 0);
+    in_a_new_folder();
+    CHECK(rmdir(folder) == 0);
     const char *said = said_with(ENV("VRAMSHIM_REPORT=report", "VRAMSHIM_TRACE=/dev/null"));
     CHECK_EQ(count_of(said, "VRAMSHIM_REPORT=report was ignored: the current folder is not there any more"), under_shim());
     CHECK_EQ(count_of(said, " was ignored"), under_shim());
