@@ -227,6 +227,8 @@ static void flush(const struct vram_drained *drained, bool draining)
 
 static unsigned requests_so_far(void) { return atomic_load(&requests); }
 
+static bool take_asked(void) { return atomic_exchange(&asked, false); }
+
 static void post(void)
 {
     atomic_fetch_add(&requests, 1);
@@ -311,7 +313,7 @@ static void *serve(void *unused)
         struct vram_drained drained;
         by_idleness = !await_request();
         await_captures();
-        bool wanted = atomic_exchange(&asked, false) || by_idleness;
+        bool wanted = take_asked() || by_idleness;
         bool draining = wanted && vram_drain_start(post);
         bool over = vram_drain_take(&drained, draining ? DRAIN_MS : 0);
         if (wanted || (over && drained.parts[0]))

@@ -27,11 +27,8 @@ struct look {
     bool behind_us, defined[NAMES];
 };
 
-/* Ours, a copy's, or the driver's. */
-static bool is_no_next(const struct link_map *map)
-{
-    return vram_elf_is_named(map, "libcuda.so.1") || vram_elf_is_named(map, "libvramshim.so");
-}
+static bool is_driver(const struct link_map *map) { return vram_elf_is_named(map, "libcuda.so.1"); }
+static bool is_copy(const struct link_map *map) { return vram_elf_is_named(map, "libvramshim.so"); }
 
 /* The loader shows its objects in the order of its list, and holds back whoever wants to unload one. */
 static int look_at(struct dl_phdr_info *info, size_t size, void *arg)
@@ -48,12 +45,13 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *arg)
         return 1;
     if (map.l_ld == _DYNAMIC)
         look->behind_us = true;
-    else if (map.l_ld && look->behind_us && !is_no_next(&map))
+    else if (map.l_ld && look->behind_us && !is_driver(&map) && !is_copy(&map))
         vram_elf_mark_functions(&map, names, NAMES, look->defined);
     return 0;
 }
 
-/* What the loader's own search finds behind us, in the global scope. */
+/* What the loader's own search finds behind us, in the global scope. A copy of us has stepped back, and leads to what stands behind
+ * it. */
 static void *search(const char *name)
 {
     void *p = vram_libc_dlsym()(RTLD_NEXT, name);
@@ -63,7 +61,7 @@ static void *search(const char *name)
         return NULL;
     }
     const struct link_map *map = vram_elf_containing((uintptr_t)p);
-    return map && !is_no_next(map) ? p : NULL;
+    return map && !is_driver(map) ? p : NULL;
 }
 
 void vram_next_look(void)

@@ -4,7 +4,7 @@
  * driver from us has to pass them: memory given back behind their back is corrupted data on a network.
  *
  * Of each entry that we export, the next definition in the program's global scope is looked for, a function of an object that is
- * neither we, nor another copy of us, nor the driver. Where there is one, vram_driver()->name leads through it, and everything of
+ * neither we nor the driver. Where there is one, vram_driver()->name leads through it, and everything of
  * ours that calls the driver by that name with it. What it calls meanwhile on its thread ends at the driver, by whatever name and
  * way it comes: its lookups lead back to our own wrappers, and these ask vram_next_inside first.
  *

@@ -114,6 +114,15 @@ static uint64_t trim_graphs(CUdevice device)
     return before > after ? before - after : 0;
 }
 
+static void pin(struct vram_pool *p) { atomic_fetch_add(&p->busy, 1); }
+
+static void unpin(struct vram_pool *p)
+{
+    atomic_uint *busy = &p->busy; /* the pool may be gone as soon as this is 0 */
+    if (atomic_fetch_sub(busy, 1) == 1)
+        vram_futex_wake(busy);
+}
+
 /* The next of the program's own pools that this round has not seen, pinned. */
 static struct vram_pool *next_pool(int device, uint64_t round)
 {
@@ -124,17 +133,10 @@ static struct vram_pool *next_pool(int device, uint64_t round)
             break;
     if (p) {
         p->visited = round;
-        atomic_fetch_add(&p->busy, 1);
+        pin(p);
     }
     vram_unlock(VRAM_RANK_HEAP);
     return p;
-}
-
-static void unpin(struct vram_pool *p)
-{
-    atomic_uint *busy = &p->busy; /* the pool may be gone as soon as this is 0 */
-    if (atomic_fetch_sub(busy, 1) == 1)
-        vram_futex_wake(busy);
 }
 
 static uint64_t on_device(CUdevice device, const struct visit *visit)

@@ -26,6 +26,14 @@ struct vram_traffic vram_traffic(int device)
     return (struct vram_traffic){books->returned + books->returning_blocks, books->returned};
 }
 
+static unsigned arrivals(void) { return atomic_load(&vram_heap.arrivals); }
+
+static void tell_arrival(void)
+{
+    atomic_fetch_add(&vram_heap.arrivals, 1);
+    vram_futex_wake(&vram_heap.arrivals);
+}
+
 struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns)
 {
     uint64_t end = vram_now() + max_ns, now;
@@ -33,7 +41,7 @@ struct vram_traffic vram_reclaim_await(int device, uint64_t max_ns)
     struct vram_traffic t = vram_traffic(device);
     uint64_t until = t.departed;
     while (t.arrived < until && (now = vram_now()) < end) {
-        unsigned seen = atomic_load(&vram_heap.arrivals);
+        unsigned seen = arrivals();
         vram_unlock(VRAM_RANK_HEAP);
         vram_futex_wait(&vram_heap.arrivals, seen, end - now);
         vram_lock(VRAM_RANK_HEAP);
@@ -171,8 +179,7 @@ static void arrive(const struct walk *walk, struct vram_block *b, uint64_t pages
     vram_unlock(VRAM_RANK_HEAP);
     if (!kept)
         vram_meta_free(b, sizeof(*b));
-    atomic_fetch_add(&vram_heap.arrivals, 1);
-    vram_futex_wake(&vram_heap.arrivals);
+    tell_arrival();
 }
 
 /* The driver's free, in the block's own context (law 22). */
@@ -340,7 +347,7 @@ static bool may_help(const struct vram_ladder *ladder, CUcontext ctx)
 static bool arrived(struct vram_ladder *ladder)
 {
     vram_reclaim_await(ladder->device, RESCUE_NS);
-    unsigned now = atomic_load(&vram_heap.arrivals);
+    unsigned now = arrivals();
     bool more = now != ladder->arrivals;
     ladder->arrivals = now;
     return more;
@@ -348,7 +355,7 @@ static bool arrived(struct vram_ladder *ladder)
 
 struct vram_ladder vram_ladder(size_t size, int device)
 {
-    return (struct vram_ladder){.size = size, .device = device, .arrivals = atomic_load(&vram_heap.arrivals)};
+    return (struct vram_ladder){.size = size, .device = device, .arrivals = arrivals()};
 }
 
 bool vram_ladder_climb(struct vram_ladder *ladder, CUcontext ctx)
