@@ -143,7 +143,7 @@ static bool are_taken(const struct vram_library *library, const char *values[FLA
     bool all = true;
     for (int i = 0; i < OPTIONS; i++) {
         if (values[i] && library->check_option(options[i].name, values[i], why, sizeof(why)) != 0) {
-            fprintf(stderr, "%s\n", why);
+            fprintf(stderr, "vramctl run: %s\n", why);
             all = false;
         }
     }

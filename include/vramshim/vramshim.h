@@ -13,8 +13,8 @@ extern "C" {
 
 /*
  * Whether VRAMSHIM_<name>=<value> would be taken, by the parser that reads the environment: 0, -ENOENT for an unknown name, -EINVAL
- * for a value that is not taken. Then *ret_why (NUL-terminated, cut at cap; may be NULL with cap 0) has the line, without a
- * newline, that the library would say, control characters quoted. Changes nothing; thread-safe.
+ * for a value that is not taken. Then *ret_why (NUL-terminated, cut at cap; may be NULL with cap 0) has a line, without a
+ * newline, that says what is wrong with it, control characters quoted. Changes nothing; thread-safe.
  */
 int vramshim_check_option(const char *name, const char *value, char *ret_why, size_t cap);
 

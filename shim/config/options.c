@@ -107,8 +107,9 @@ static unsigned distance(const char *a, size_t la, const char *b)
     return row[lb];
 }
 
-static void complain_unknown(const char *name, size_t len, char *ret_why, size_t cap)
+static void complain_unknown(const char *name, size_t len, bool reading, char *ret_why, size_t cap)
 {
+    const char *done = reading ? " and was ignored" : "";
     char shown[SHOWN];
     const char *nearest = NULL;
     unsigned best = 4; /* further away is not a slip of the finger */
@@ -121,19 +122,21 @@ static void complain_unknown(const char *name, size_t len, char *ret_why, size_t
     }
     vram_quote(shown, sizeof(shown), name, len);
     if (nearest)
-        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; did you mean VRAMSHIM_%s?", shown, nearest);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option%s; did you mean VRAMSHIM_%s?", shown, done, nearest);
     else
-        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option and was ignored; VRAMSHIM_VERBOSE=1 lists them all", shown);
+        snprintf(ret_why, cap, "VRAMSHIM_%s is not an option%s; VRAMSHIM_VERBOSE=1 lists them all", shown, done);
 }
 
-/* Sets one option, its name given without the prefix and with its length. 0, or -ENOENT or -EINVAL and the line about it. */
+/* Sets one option, its name given without the prefix and with its length. 0, or -ENOENT or -EINVAL and the line about it: what was
+ * done instead where the environment is read, else what is wrong. */
 static int take(struct vram_options *into, const char *name, size_t len, const char *value, char *ret_why, size_t cap)
 {
+    const bool reading = into == &options;
     size_t i = 0;
     while (i < VRAM_LENGTH(table) && (strlen(table[i].name) != len || strncmp(table[i].name, name, len) != 0))
         i++;
     if (i == VRAM_LENGTH(table)) {
-        complain_unknown(name, len, ret_why, cap);
+        complain_unknown(name, len, reading, ret_why, cap);
         return -ENOENT;
     }
     const char *reason = NULL;
@@ -141,8 +144,8 @@ static int take(struct vram_options *into, const char *name, size_t len, const c
         return 0;
     char shown[SHOWN];
     vram_quote(shown, sizeof(shown), value, strlen(value));
-    snprintf(ret_why, cap, "VRAMSHIM_%s=%s was ignored: %s%sit takes %s; using %s", table[i].name, shown, reason ? reason : "",
-             reason ? "; " : "", takes[table[i].type], table[i].initial);
+    snprintf(ret_why, cap, "VRAMSHIM_%s=%s %s: %s%sit takes %s%s%s", table[i].name, shown, reading ? "was ignored" : "is not taken",
+             reason ? reason : "", reason ? "; " : "", takes[table[i].type], reading ? "; using " : "", reading ? table[i].initial : "");
     set(into, i, table[i].initial, &reason); /* also where the environment holds the name twice */
     return -EINVAL;
 }

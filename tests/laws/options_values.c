@@ -91,19 +91,18 @@ static void expect_refused(const struct option *o, const char *value)
         law_fail(__FILE__, __LINE__, "VRAMSHIM_%s=%.100s is taken", o->name, value);
     snprintf(begin, sizeof(begin), "VRAMSHIM_%s=", o->name);
     CHECK(strncmp(why, begin, strlen(begin)) == 0);
-    snprintf(begin, sizeof(begin), "; using %s", o->initial);
-    CHECK(strlen(why) > strlen(begin) && strcmp(why + strlen(why) - strlen(begin), begin) == 0);
-    CHECK(strstr(why, " was ignored: ") && strstr(why, "it takes "));
+    CHECK(strstr(why, " is not taken: ") && strstr(why, "it takes "));
     CHECK(strlen(why) < 600);
     expect_no_forgery(why);
     if (strlen(value) > 1000)
-        CHECK(strstr(why, "... was ignored"));
+        CHECK(strstr(why, "... is not taken"));
 
     static char variable[LONG + 64];
     snprintf(variable, sizeof(variable), "VRAMSHIM_%s=%s", o->name, value);
     const char *said = said_with(ENV("VRAMSHIM_VERBOSE=1", variable));
     CHECK_EQ(count_of(said, " was ignored"), 1);
-    CHECK(strstr(said, why));
+    snprintf(line, sizeof(line), "%s; using %s\n", strstr(why, " is not taken: ") + strlen(" is not taken"), o->initial);
+    CHECK(strstr(said, line));
     if (strcmp(o->name, "VERBOSE") != 0)
         CHECK(strcmp(value_said(said, o->name, line, sizeof(line)), value_said(baseline, o->name, was, sizeof(was))) == 0);
 }

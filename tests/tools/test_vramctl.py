@@ -161,7 +161,7 @@ class Options(Case):
         # In the library's own words, nothing added.
         why = ctypes.create_string_buffer(1000)
         ctypes.CDLL(SHIM).vramshim_check_option(b"SLACK", b"0.5", why, len(why))
-        self.assertEqual(self.refused("run", "--slack=0.5", "true", says="SLACK").stderr, why.value.decode() + "\n")
+        self.assertEqual(self.refused("run", "--slack=0.5", "true", says="SLACK").stderr, f"vramctl run: {why.value.decode()}\n")
 
     def test_without_a_value(self):
         for arguments in (["--cache"], ["--cache", "--", "true"], ["--cache", "--verbose=1", "true"], ["--library"],
