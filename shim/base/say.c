@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/cancel.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/compiler.h"
@@ -107,7 +108,7 @@ static int write_all(int fd, bool may_block, const char *bytes, size_t len)
 /* `what` it is may be unknown (NULL). */
 static int write_guarded(int fd, const struct vram_identity *what, const char *bytes, size_t len)
 {
-    int saved = errno;
+    int saved = errno, cancelling = vram_cancel_hold();
     bool may_block = !(what && (S_ISREG(what->mode) || is_null(what))) && !vram_sandboxed();
     sigset_t ours, before, pending;
     sigemptyset(&ours);
@@ -130,6 +131,7 @@ static int write_guarded(int fd, const struct vram_identity *what, const char *b
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
     errno = saved;
+    vram_cancel_give_back(cancelling);
     return r;
 }
 

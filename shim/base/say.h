@@ -1,6 +1,7 @@
 /*
  * What the shim says on the terminal, in a way that cannot hurt the program (laws 29, 32): on descriptor 2 only, and only
- * while that is the program's error stream; never blocking for long; with SIGPIPE held back and consumed; errno kept.
+ * while that is the program's error stream; never blocking for long; with SIGPIPE held back and consumed; no cancellation point
+ * (base/cancel.h); errno kept.
  *
  * The error stream is the file that was at 2 at load, or the last that the program itself put there by dup2, dup3 or freopen of
  * stderr (interpose/libc.c), which is adopted; either is known again (base/identity.h), however it came back. A number 2 that was
