@@ -16,7 +16,7 @@
 #include "control/last.h"
 #include "control/thread.h"
 #include "driver/capture.h"
-#include "driver/next.h"
+#include "driver/driver.h"
 #include "heap/heap.h"
 #include "interpose/libc.h"
 #include "observe/report.h"
@@ -98,7 +98,7 @@ static void __attribute__((constructor)) load(void)
     vram_proc_record();
     vram_say_start();
     vram_options_read(environ);
-    vram_next_look();
+    vram_driver_look_again();
     vram_trace_start();
     vram_disposition_init();
     vram_report_ends_with(add_to_report);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #define VRAM_LIBC_FUNCTIONS(X)                                                                                         \
+    X(void *, dlopen, (const char *, int))                                                                             \
     X(void *, dlsym, (void *, const char *))                                                                           \
     X(int, sigaction, (int, const struct sigaction *, struct sigaction *))                                             \
     X(sighandler_t, signal, (int, sighandler_t))                                                                       \

@@ -207,6 +207,7 @@ static void flush(const struct vram_drained *drained, bool draining)
     struct vram_reclaimed total = {0};
     struct beside beside = {0};
     uint64_t start = vram_now();
+    vram_driver_look_again();
     for (;;) {
         struct vram_reclaimed now = vram_reclaim_all();
         total.blocks += now.blocks;
@@ -263,6 +264,7 @@ static void decay(void)
     if (age == UINT64_MAX || now - last < tick_of(age) || now < age * 1000000)
         return;
     last = now;
+    vram_driver_look_again();
     struct vram_reclaimed gone = vram_reclaim_decayed(now - age * 1000000);
     if (!gone.blocks || !vram_options->verbose)
         return;
@@ -310,6 +312,7 @@ static bool await_request(void)
 static void *serve(void *unused)
 {
     (void)unused;
+    vram_driver_look_again();
     for (;;) {
         struct vram_drained drained;
         by_idleness = !await_request();

@@ -6,7 +6,7 @@
 #include "base/elf.h"
 #include "driver/next.h"
 
-struct vram_driver vram_driver_table, vram_driver_own;
+struct vram_driver vram_driver_table, vram_driver_through, vram_driver_own;
 bool vram_driver_ready;
 
 static uintptr_t code_start, code_end; /* accessed atomically, valid once the table is ready */
@@ -20,20 +20,51 @@ __attribute__((no_sanitize("thread"))) static void settle(void **entry, void *va
     __atomic_compare_exchange_n(entry, &unset, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* through_<name>: a call of ours by way of who stood before the driver; what that one calls meanwhile ends at the driver. */
+/* through_<name>: a call of ours by way of who stands before the driver; what that one calls meanwhile ends at the driver. */
 static struct vram_driver next;
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
     static CUresult through_##name parameters                                                                          \
     {                                                                                                                  \
-        vram_next_inside++;                                                                                            \
+        struct vram_next_call call;                                                                                    \
+        vram_next_begin(&call);                                                                                        \
         CUresult r = next.name arguments;                                                                              \
-        vram_next_inside--;                                                                                            \
+        vram_next_end(&call);                                                                                          \
         return r;                                                                                                      \
     }
 #define VRAM_CALL(name)
 #include "driver/entries.def"
 #undef VRAM_HOOK
 #undef VRAM_CALL
+
+/* Once, as settle: a definition that was found is for good. */
+static void look_for_next(void)
+{
+    unsigned exported = 0;
+    vram_next_look();
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    if (vram_next_definition(exported++)) {                                                                            \
+        settle((void **)&next.name, vram_next_definition(exported - 1));                                               \
+        settle((void **)&vram_driver_through.name, (void *)through_##name);                                            \
+    }
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+}
+
+void vram_driver_look_again(void)
+{
+    look_for_next();
+    if (!__atomic_load_n(&vram_driver_ready, __ATOMIC_ACQUIRE))
+        return;
+#define VRAM_HOOK(name, parameters, arguments)                                                                         \
+    if (vram_driver_through.name)                                                                                      \
+        __atomic_store_n((void **)&vram_driver_table.name, (void *)through_##name, __ATOMIC_RELEASE);
+#define VRAM_CALL(name)
+#include "driver/entries.def"
+#undef VRAM_HOOK
+#undef VRAM_CALL
+}
 
 bool vram_driver_find(void)
 {
@@ -44,14 +75,12 @@ bool vram_driver_find(void)
         return false;
 
     /* Threads that come here together find the same values; the flag comes last. */
-    vram_next_look();
-    unsigned exported = 0;
+    look_for_next();
 #define VRAM_CALL(name)                                                                                                \
     settle((void **)&vram_driver_own.name, vram_elf_symbol(map, #name));                                               \
     settle((void **)&vram_driver_table.name, (void *)vram_driver_own.name);
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
-    settle((void **)&next.name, vram_next_definition(exported++));                                                     \
-    if (next.name)                                                                                                     \
+    if (vram_driver_through.name)                                                                                      \
         settle((void **)&vram_driver_table.name, (void *)through_##name);                                              \
     VRAM_CALL(name)
 #include "driver/entries.def"

@@ -24,11 +24,15 @@ struct vram_driver {
 };
 
 extern struct vram_driver vram_driver_table;
+extern struct vram_driver vram_driver_through; /* by way of who stands before the driver; NULL where nobody does */
 extern struct vram_driver vram_driver_own; /* the driver's own addresses: to know them, and to call what must end there */
 extern bool vram_driver_ready; /* accessed atomically; set after the table is filled */
 
 /* Finds libcuda.so.1 among the loaded objects. False while it is not loaded. Cheap when it was found before. */
 bool vram_driver_find(void);
+
+/* Who stands before the driver may have come since. For our own thread: asking the loader may wait for a dlopen elsewhere. */
+void vram_driver_look_again(void);
 
 /* The first entry that the shim cannot keep blocks without and this driver does not have; NULL: it has them all. */
 const char *vram_driver_missing(void);

@@ -8,15 +8,15 @@
 #include "config/options.h"
 #include "driver/next.h"
 
-/* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
+/* The entries. Where the driver is not loaded, who stands before it may load it (a stub). `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        if (vram_unlikely(vram_next_inside))                                                                           \
+        if (vram_unlikely(vram_next_inside) && vram_next_is_inside())                                                  \
             return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
         __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
+            return vram_driver_through.name ? vram_driver_through.name arguments : CUDA_ERROR_NOT_INITIALIZED;         \
         if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
         vram_activity_mark();                                                                                          \
@@ -33,11 +33,11 @@
 #define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        if (vram_unlikely(vram_next_inside))                                                                           \
+        if (vram_unlikely(vram_next_inside) && vram_next_is_inside())                                                  \
             return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
         __typeof__(&name) real = vram_driver()->name;                                                                  \
         if (vram_unlikely(!real))                                                                                      \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
+            return vram_driver_through.name ? vram_driver_through.name arguments : CUDA_ERROR_NOT_INITIALIZED;         \
         vram_activity_mark();                                                                                          \
         return real arguments;                                                                                         \
     }                                                                                                                  \

@@ -15,8 +15,10 @@ enum { MAX = 4096, SCRATCH = 4096 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* over what is registered */
 static unsigned long long registered[MAX];
 static size_t held;
-static bool curious;
+static bool curious, curious_by_name;
+static __thread bool asking;
 static size_t last_size;
+static jmp_buf *leave_to;
 
 static void *found(const char *name)
 {
@@ -90,12 +92,15 @@ static unsigned long calls[ENTRIES]; /* accessed atomically */
 static void ask_about(CUdeviceptr address)
 {
     CUdeviceptr base, scratch;
-    if (!__atomic_load_n(&curious, __ATOMIC_RELAXED))
+    bool by_name = __atomic_load_n(&curious_by_name, __ATOMIC_RELAXED);
+    if (!__atomic_load_n(&curious, __ATOMIC_RELAXED) || asking)
         return;
+    asking = true;
     last_size = 0;
-    forward_cuMemGetAddressRange_v2(&base, &last_size, address);
-    if (forward_cuMemAlloc_v2(&scratch, SCRATCH) == CUDA_SUCCESS)
-        forward_cuMemFree_v2(scratch);
+    (by_name ? cuMemGetAddressRange_v2 : forward_cuMemGetAddressRange_v2)(&base, &last_size, address);
+    if ((by_name ? cuMemAlloc_v2 : forward_cuMemAlloc_v2)(&scratch, SCRATCH) == CUDA_SUCCESS)
+        (by_name ? cuMemFree_v2 : forward_cuMemFree_v2)(scratch);
+    asking = false;
 }
 
 /* An entry is called, with its first argument. What is freed is forgotten before the driver may give it to others. */
@@ -107,6 +112,10 @@ static void goes(int entry, ...)
     va_end(ap);
     __atomic_fetch_add(&calls[entry], 1, __ATOMIC_RELAXED);
     if (entry == ENTRY_cuMemFree_v2 || entry == ENTRY_cuMemFreeAsync) {
+        jmp_buf *there = leave_to;
+        leave_to = NULL;
+        if (there)
+            longjmp(*there, 1);
         ask_about(first);
         drop(first);
     }
@@ -125,11 +134,12 @@ static CUresult came(CUresult r, int entry, ...)
 
 #define EXPAND(...) __VA_ARGS__
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
-    CUresult name parameters                                                                                           \
+    static CUresult own_##name parameters                                                                              \
     {                                                                                                                  \
         goes(ENTRY_##name, EXPAND arguments);                                                                          \
         return came(forward_##name arguments, ENTRY_##name, EXPAND arguments);                                         \
-    }
+    }                                                                                                                  \
+    __typeof__(own_##name) name __attribute__((alias("own_" #name)));
 #define VRAM_CALL(name)
 #include "../../shim/driver/entries.def"
 #undef VRAM_HOOK
@@ -152,5 +162,40 @@ size_t before_registered(unsigned long long *ret_addresses, size_t max)
     return n;
 }
 
-void before_be_curious(void) { __atomic_store_n(&curious, true, __ATOMIC_RELAXED); }
+void before_be_curious(bool by_name)
+{
+    __atomic_store_n(&curious_by_name, by_name, __ATOMIC_RELAXED);
+    __atomic_store_n(&curious, true, __ATOMIC_RELAXED);
+}
 size_t before_last_size(void) { return last_size; }
+
+void before_leave_to(jmp_buf *there) { leave_to = there; }
+
+CUresult before_alloc_and_free(size_t bytes)
+{
+    static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER; /* entered again on one thread, it waits for ever */
+    CUdeviceptr p;
+    pthread_mutex_lock(&own);
+    CUresult r = own_cuMemAlloc_v2(&p, bytes);
+    if (r == CUDA_SUCCESS)
+        r = own_cuMemFree_v2(p);
+    pthread_mutex_unlock(&own);
+    return r;
+}
+
+static void *ask_by_name(void *unused)
+{
+    size_t free_bytes, total;
+    cuMemGetInfo_v2(&free_bytes, &total);
+    return unused;
+}
+
+static void __attribute__((constructor)) first(void)
+{
+    const char *what = getenv("BEFORE_FIRST");
+    pthread_t thread;
+    if (what && strcmp(what, "look") == 0)
+        dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemFree_v2");
+    if (what && strcmp(what, "wait") == 0 && pthread_create(&thread, NULL, ask_by_name, NULL) == 0)
+        pthread_join(thread, NULL);
+}

@@ -104,8 +104,7 @@ LAW_CASE_SIM(tables_of_a_loader)
     beside("libvramlawtables.so");
 }
 
-/* Loaded for somebody's own use only, a definition is nobody else's; loaded into the global scope behind the driver, neither. */
-static void loaded(int flags)
+static void *load(int flags)
 {
     char path[4096];
     ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
@@ -115,6 +114,33 @@ static void loaded(int flags)
     void *library = dlopen(path, RTLD_NOW | flags);
     if (!library)
         law_fail(__FILE__, __LINE__, "%s", dlerror());
+    return library;
+}
+
+/* Before anything is looked up: a library whose constructor waits for a thread that calls the driver. Nobody may wait there for the
+ * loader, which waits for the constructor; and what dlerror() has to say is the program's. */
+static void __attribute__((constructor)) early(void)
+{
+    if (!getenv("HABITS_EARLY"))
+        return;
+    setenv("BEFORE_FIRST", "wait", 1);
+    alarm(20);
+    void *library = load(RTLD_LOCAL);
+    CHECK(dlsym(library, "no_such_name") == NULL);
+    size_t free_bytes, total;
+    cuMemGetInfo_v2(&free_bytes, &total);
+    CHECK(dlerror() != NULL);
+}
+
+LAW_CASE_SIM(a_constructor_that_waits_for_a_call)
+{
+    CHECK_EQ(run_child_apart("uses_memory", ENV("HABITS_EARLY=1"), NULL, NULL, NEVER), 0);
+}
+
+/* Loaded for somebody's own use only, a definition is nobody else's; loaded into the global scope behind the driver, neither. */
+static void loaded(int flags)
+{
+    void *library = load(flags);
     unsigned long (*calls)(const char *) = (unsigned long (*)(const char *))dlsym(library, "before_calls");
     law_context();
     ten_by_name();

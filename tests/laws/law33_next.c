@@ -207,12 +207,12 @@ LAW_CASE_SIM(a_stub_that_looks_the_driver_up)
 }
 
 /* What it asks and allocates while it is told of a free is between it and the driver. */
-LAW_CHILD(is_asked_back)
+static void is_asked_back(bool by_name)
 {
     enum { SIZE = 4 * MIB };
     CUdeviceptr p;
     law_context();
-    before_be_curious();
+    before_be_curious(by_name);
     OK(cu.cuMemAlloc_v2(&p, SIZE));
     OK(cu.cuMemFree_v2(p));
     give_cause_to_keep(SIZE);
@@ -220,20 +220,67 @@ LAW_CHILD(is_asked_back)
     SOON(registered_is_allocated() == 0); /* the flush counted its own frees as well */
     if (under_shim() || law_route == ROUTE_DIRECT)
         CHECK_EQ(before_last_size(), SIZE);
-    /* each free of a block was accompanied by one of its own, of which it was not told */
+    /* each free of a block was accompanied by one of its own; of these it is told natively, where it makes them by name */
+    unsigned of_its_own = by_name && !under_shim() ? 1 : 2;
     if (under_shim() || law_route == ROUTE_DIRECT)
-        SOON(driver_calls("cuMemFree_v2") == 2 * before_calls("cuMemFree_v2"));
+        SOON(driver_calls("cuMemFree_v2") == of_its_own * before_calls("cuMemFree_v2"));
 }
+
+LAW_CHILD(is_asked_back_at_the_driver) { is_asked_back(false); }
+LAW_CHILD(is_asked_back_by_name) { is_asked_back(true); }
 
 LAW_CASE_SIM(what_it_does_meanwhile)
 {
     static char text_[65536];
     static const char *const by[] = {"BEFORE_BY=next", "BEFORE_BY=handle"};
-    for (int i = 0; i < 2; i++) {
-        CHECK_EQ(run_child_apart("is_asked_back", ENV(by[i]), NULL, text_, sizeof(text_)), 0);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(run_child_apart(i < 2 ? "is_asked_back_at_the_driver" : "is_asked_back_by_name", ENV(by[i % 2]), NULL, text_,
+                                 sizeof(text_)),
+                 0);
         if (under_shim() && !strstr(text_, "nothing leaked"))
             law_fail(__FILE__, __LINE__, "its own memory is not ours to report: %s", text_);
     }
+}
+
+/* Its own calls of its own definitions end at the driver, and do not come to it a second time by way of our cache. */
+LAW_CHILD(calls_itself)
+{
+    law_context();
+    for (unsigned long i = 1; i <= 3; i++) {
+        OK(before_alloc_and_free(4 * MIB));
+        CHECK_EQ(before_calls("cuMemAlloc_v2"), i);
+        CHECK_EQ(driver_calls("cuMemAlloc_v2"), i);
+        CHECK_EQ(before_calls("cuMemFree_v2"), i);
+        CHECK_EQ(driver_calls("cuMemFree_v2"), i);
+    }
+}
+
+LAW_CASE_SIM(what_it_does_for_itself)
+{
+    CHECK_EQ(run_child_apart("calls_itself", ENV("BEFORE_BY=next"), NULL, NULL, 0), 0);
+    CHECK_EQ(run_child_apart("calls_itself", ENV("BEFORE_BY=handle"), NULL, NULL, 0), 0);
+}
+
+/* A call that it leaves by longjmp is over: what the thread does afterwards is the program's again. */
+LAW_CASE_SIM(left_by_longjmp)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr p;
+    jmp_buf here;
+    if (!under_shim() && law_route != ROUTE_DIRECT)
+        law_skip("natively it is not called");
+    law_context();
+    OK(cu.cuMemAlloc_v2(&p, MIB));
+    OK(cu.cuIpcGetMemHandle(&handle, p)); /* goes back to the driver when it is freed */
+    before_leave_to(&here);
+    if (setjmp(here) == 0) {
+        cu.cuMemFree_v2(p);
+        CHECK(false);
+    }
+    unsigned long before = driver_calls("cuMemAlloc_v2");
+    for (int i = 0; i < 3; i++)
+        cached_block(4 * MIB);
+    CHECK_EQ(driver_calls("cuMemAlloc_v2") - before, under_shim() ? 1 : 3);
 }
 
 /* Bad calls pass it as all others, and get the driver's answer. */
