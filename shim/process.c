@@ -96,7 +96,7 @@ static void __attribute__((constructor)) load(void)
     if (vram_elf_is_second())
         return;
     vram_proc_record();
-    vram_say_adopt();
+    vram_say_start();
     vram_options_read(environ);
     vram_driver_look_again();
     vram_trace_start();

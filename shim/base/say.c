@@ -10,14 +10,15 @@
 #include <string.h>
 #include <sys/select.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/cancel.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/compiler.h"
+#include "base/identity.h"
 #include "base/rate.h"
 #include "base/sandbox.h"
 #include "vramshim/quote.h"
@@ -30,43 +31,39 @@ enum {
     LONG_LINE = 5120 /* with a path in it */
 };
 
-/* The error stream. Each change goes into the next slot and is then published, so that neither a writer nor a reader, which may
- * be a signal handler, waits for anybody; a reader would have to sleep through all slots to see a torn one. */
-struct identity {
-    dev_t dev, rdev;
-    ino_t ino;
-};
-enum { SLOTS = 64 };
-static struct identity slots[SLOTS];
-static atomic_uint adoptions;
-static struct identity *_Atomic adopted; /* NULL: there is none */
+/* The error stream from load: written once. */
+static struct vram_identity first;
+static bool has_first;
 
-/* fstat() has a version of glibc 2.33. */
-static bool identify(int fd, struct stat *ret_stat) { return syscall(SYS_fstat, fd, ret_stat) == 0; }
+/* The one that the program put in its place. Each change goes into the next slot and is then published, so that neither a writer
+ * nor a reader, which may be a signal handler, waits for anybody; a reader would have to sleep through all slots to see a torn one. */
+enum { SLOTS = 64 };
+static struct vram_identity slots[SLOTS];
+static atomic_uint adoptions;
+static struct vram_identity *_Atomic adopted; /* NULL: there is none */
+
+void vram_say_start(void) { has_first = vram_identify(STDERR_FILENO, &first); }
 
 void vram_say_adopt(void)
 {
-    int saved = errno;
-    struct stat now;
-    struct identity *slot = NULL;
-    if (identify(STDERR_FILENO, &now)) {
+    struct vram_identity now, *slot = NULL;
+    if (vram_identify(STDERR_FILENO, &now)) {
         slot = &slots[atomic_fetch_add(&adoptions, 1) % SLOTS];
-        *slot = (struct identity){now.st_dev, now.st_rdev, now.st_ino};
+        *slot = now;
     }
     atomic_store(&adopted, slot);
-    errno = saved;
 }
 
 /* Where daemon() leads descriptor 2, without our seeing it: harmless, and nobody is to be told that it cannot be written. */
-static bool is_null(const struct stat *s) { return S_ISCHR(s->st_mode) && s->st_rdev == makedev(1, 3); }
+static bool is_null(const struct vram_identity *i) { return S_ISCHR(i->mode) && i->rdev == makedev(1, 3); }
 
-static bool stderr_is_the_programs(struct stat *ret_now)
+/* The one from load may come back by a call that we do not see: dup(save), after close(2). */
+static bool stderr_is_the_programs(struct vram_identity *ret_now)
 {
-    const struct identity *known = atomic_load(&adopted);
-    if (!identify(STDERR_FILENO, ret_now))
+    const struct vram_identity *last = atomic_load(&adopted);
+    if (!vram_identify(STDERR_FILENO, ret_now))
         return false;
-    return is_null(ret_now) || (known && ret_now->st_dev == known->dev && ret_now->st_ino == known->ino &&
-                                ret_now->st_rdev == known->rdev);
+    return is_null(ret_now) || (has_first && vram_identity_same(ret_now, &first)) || (last && vram_identity_same(ret_now, last));
 }
 
 /* A pipe that polls writable takes PIPE_BUF bytes without blocking, whatever the descriptor's flags; its flags are the
@@ -109,10 +106,10 @@ static int write_all(int fd, bool may_block, const char *bytes, size_t len)
 }
 
 /* `what` it is may be unknown (NULL). */
-static int write_guarded(int fd, const struct stat *what, const char *bytes, size_t len)
+static int write_guarded(int fd, const struct vram_identity *what, const char *bytes, size_t len)
 {
-    int saved = errno;
-    bool may_block = !(what && (S_ISREG(what->st_mode) || is_null(what))) && !vram_sandboxed();
+    int saved = errno, cancelling = vram_cancel_hold();
+    bool may_block = !(what && (S_ISREG(what->mode) || is_null(what))) && !vram_sandboxed();
     sigset_t ours, before, pending;
     sigemptyset(&ours);
     sigaddset(&ours, SIGPIPE);
@@ -134,25 +131,20 @@ static int write_guarded(int fd, const struct stat *what, const char *bytes, siz
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
     errno = saved;
+    vram_cancel_give_back(cancelling);
     return r;
 }
 
 int vram_write_gently(int fd, const char *bytes, size_t len)
 {
-    int saved = errno;
-    struct stat what;
-    int r = write_guarded(fd, identify(fd, &what) ? &what : NULL, bytes, len);
-    errno = saved;
-    return r;
+    struct vram_identity what;
+    return write_guarded(fd, vram_identify(fd, &what) ? &what : NULL, bytes, len);
 }
 
 int vram_say_raw(const char *bytes, size_t len)
 {
-    int saved = errno;
-    struct stat now;
-    int r = stderr_is_the_programs(&now) ? write_guarded(STDERR_FILENO, &now, bytes, len) : -EBADF;
-    errno = saved;
-    return r;
+    struct vram_identity now;
+    return stderr_is_the_programs(&now) ? write_guarded(STDERR_FILENO, &now, bytes, len) : -EBADF;
 }
 
 /* Quotes and says a line; one that grows by that beyond what is usual goes in several writes. */

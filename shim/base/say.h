@@ -1,10 +1,12 @@
 /*
  * What the shim says on the terminal, in a way that cannot hurt the program (laws 29, 32): on descriptor 2 only, and only
- * while that is the program's error stream; never blocking for long; with SIGPIPE held back and consumed; errno kept.
+ * while that is the program's error stream; never blocking for long; with SIGPIPE held back and consumed; no cancellation point
+ * (base/cancel.h); errno kept.
  *
- * The error stream is the file that was at 2 at load, or that the program itself put there by dup2, dup3 or freopen of stderr
- * (interpose/libc.c): adopted, and known by its device and inode. A number 2 that was closed, and that open() or dup() then
- * gave to another file, is never written to: where the program has no error stream, nothing is said.
+ * The error stream is the file that was at 2 at load, or the last that the program itself put there by dup2, dup3 or freopen of
+ * stderr (interpose/libc.c), which is adopted; either is known again (base/identity.h), however it came back. A number 2 that was
+ * closed, and that open() or dup() then gave to another file, is never written to: where the program has no error stream,
+ * nothing is said.
  *
  * Two ways to speak:
  *
@@ -43,8 +45,9 @@ enum vram_notice {
 #undef VRAM_NOTICE_NAME
 };
 
-/* What descriptor 2 is now is the program's error stream. At load, and when the program has put something there; in our own
- * process only (a fork's child keeps what its parent had). */
+/* What descriptor 2 is now is the program's error stream: at load; and when the program has put something there, in our own
+ * process only. A fork's child keeps what its parent had. */
+void vram_say_start(void);
 void vram_say_adopt(void);
 
 /* One line, "vramshim: " before it and a newline after it. */

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/identity.h"
 #include "base/text.h"
 
 enum { VRAM_PATH_MAX = 4096 };
@@ -19,11 +20,6 @@ enum vram_free_mode { VRAM_FREE_SYNC, VRAM_FREE_FENCED, VRAM_FREE_ORDERED };
 enum vram_output_kind { VRAM_OUTPUT_STDERR, VRAM_OUTPUT_NONE, VRAM_OUTPUT_DESCRIPTOR, VRAM_OUTPUT_PATH };
 
 #define VRAM_SLACK_UNLIMITED UINT32_MAX
-
-/* Which file a descriptor is of. */
-struct vram_identity {
-    uint64_t dev, ino, rdev;
-};
 
 /* A name of descriptor 2 (/dev/stderr and the like) is STDERR; that of another descriptor of the process (/dev/stdout, /dev/fd/3,
  * /proc/self/fd/3) is DESCRIPTOR, and means the file that it is of at load. */

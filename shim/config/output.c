@@ -3,8 +3,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "config/options.h"
@@ -35,21 +33,10 @@ static int descriptor_named(const char *s)
     return -1;
 }
 
-/* fstat() has a version of glibc 2.33. */
-static bool identify(int fd, struct vram_identity *ret_identity)
-{
-    struct stat st;
-    if (syscall(SYS_fstat, fd, &st) != 0)
-        return false;
-    *ret_identity = (struct vram_identity){st.st_dev, st.st_ino, st.st_rdev};
-    return true;
-}
-
 bool vram_output_is_open(const struct vram_output *output)
 {
     struct vram_identity now;
-    return output->open_at_load && identify(output->fd, &now) && now.dev == output->identity.dev &&
-           now.ino == output->identity.ino && now.rdev == output->identity.rdev;
+    return output->open_at_load && vram_identify(output->fd, &now) && vram_identity_same(&now, &output->identity);
 }
 
 /* Blanks at an end are left over from a script, not meant. */
@@ -116,7 +103,7 @@ int vram_parse_output(const char *s, struct vram_output *ret_output, const char 
     }
     o.fd = descriptor_named(o.pattern);
     o.kind = o.fd == STDERR_FILENO ? VRAM_OUTPUT_STDERR : o.fd >= 0 ? VRAM_OUTPUT_DESCRIPTOR : VRAM_OUTPUT_PATH;
-    o.open_at_load = o.kind == VRAM_OUTPUT_DESCRIPTOR && identify(o.fd, &o.identity);
+    o.open_at_load = o.kind == VRAM_OUTPUT_DESCRIPTOR && vram_identify(o.fd, &o.identity);
     *ret_output = o;
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/activity.h"
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/compiler.h"
 #include "base/futex.h"
@@ -336,7 +337,9 @@ static void stop_calling(int status, void *unused)
     if (!vram_proc_is_recorded())
         return;
     vram_heap_exiting();
+    int cancelling = vram_cancel_hold();
     vram_gate_drain(LAST_CALL_MS);
+    vram_cancel_give_back(cancelling);
 }
 
 void vram_control_start(void)

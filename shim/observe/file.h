@@ -25,7 +25,7 @@ struct vram_file {
 };
 
 /* Adds the bytes at the end of the file that the option means. 0, or a negative errno: then the three say what is to be said.
- * errno is kept. */
+ * errno is kept. The caller holds cancellation (base/cancel.h). */
 int vram_file_append(struct vram_file *file, const struct vram_output *output, const char *bytes, size_t len);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/compiler.h"
 #include "base/elf.h"
@@ -264,11 +265,13 @@ void vram_report_write(void)
     int saved = errno;
     if (!vram_report_is_due())
         return;
+    int cancelling = vram_cancel_hold(); /* a writer that went would be waited for */
     if (atomic_compare_exchange_strong(&writer, &nobody, this_thread()))
         write_report();
     else
         wait_for_writer();
     atomic_store(&over, true);
+    vram_cancel_give_back(cancelling);
     errno = saved;
 }
 

@@ -2,9 +2,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <string.h>
 
+#include "base/cancel.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/lock.h"
@@ -75,18 +75,10 @@ static void told(int r)
         vram_say("cannot write the trace to %s (%s): it ends here%s", file.path, file.why, file.begun ? ", within a line" : "");
 }
 
-/* A thread that is cancelled in open() or write() would leave with the lock. */
-static int hold_cancellation(void)
-{
-    int before = PTHREAD_CANCEL_ENABLE;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    return before;
-}
-
 static void add(const char *action, CUdeviceptr ptr, size_t size)
 {
     const uint32_t tid = vram_site_here(0).tid;
-    int cancelling = hold_cancellation(), r = 0;
+    int cancelling = vram_cancel_hold(), r = 0; /* cancelled in between, this thread would leave with the lock */
     vram_lock(VRAM_RANK_TRACE);
     if (vram_trace_on()) {
         add_line(action, ptr, size, tid);
@@ -95,7 +87,7 @@ static void add(const char *action, CUdeviceptr ptr, size_t size)
     }
     vram_unlock(VRAM_RANK_TRACE);
     told(r);
-    pthread_setcancelstate(cancelling, NULL);
+    vram_cancel_give_back(cancelling);
 }
 
 void vram_trace_allocated(CUresult r, CUdeviceptr ptr, size_t size)
@@ -118,14 +110,14 @@ void vram_trace_write(void)
     int saved = errno, r = 0;
     if (!vram_trace_on() || !vram_proc_is_recorded())
         return;
-    int cancelling = hold_cancellation();
+    int cancelling = vram_cancel_hold();
     if (vram_lock_at_exit(VRAM_RANK_TRACE)) {
         if (vram_trace_on() && lines.len)
             r = write_lines();
         vram_unlock(VRAM_RANK_TRACE);
     }
     told(r);
-    pthread_setcancelstate(cancelling, NULL);
+    vram_cancel_give_back(cancelling);
     errno = saved;
 }
 

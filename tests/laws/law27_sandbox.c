@@ -29,6 +29,7 @@ static const int opening[] = {
     SYS_openat,
 };
 static const int seeking[] = {SYS_lseek};
+static const int dating[] = {SYS_statx};
 static const int asking_for_filters[] = {SYS_prctl};
 
 enum { RULES_MAX = 32 };
@@ -86,6 +87,7 @@ LAW_CHILD(sandboxes_itself)
     ANSWER(action, asking);
     ANSWER(action, opening);
     ANSWER(action, seeking);
+    ANSWER(action, dating);
     if (*how != 'r') /* only the kernel can tell of that one */
         ANSWER(action, asking_for_filters);
     install(how, finished());
@@ -160,15 +162,16 @@ LAW_CHILD(leaks)
     exit(STATUS);
 }
 
-static int status_under(const struct sock_fprog *filter, int err)
+static int status_under(const struct sock_fprog *filter, const char *name, int err)
 {
     int status = -1;
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
         dup2(err, STDERR_FILENO);
-        install("p", filter);
-        execl("/proc/self/exe", "law", "--case", "leaks", "--route", "dlsym", (char *)NULL);
+        if (filter)
+            install("p", filter);
+        execl("/proc/self/exe", "law", "--case", name, "--route", "dlsym", (char *)NULL);
         _exit(126);
     }
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
@@ -186,7 +189,7 @@ LAW_CASE_SIM_ONCE(a_full_pipe_in_a_container)
         ;
     CHECK(fcntl(fds[1], F_SETFL, 0) == 0);
     begin();
-    expect_status(status_under(finished(), fds[1]));
+    expect_status(status_under(finished(), "leaks", fds[1]));
 }
 
 /* One that refuses to poll: what cannot be asked is written all the same. */
@@ -198,13 +201,30 @@ LAW_CASE_SIM_ONCE(a_container_that_refuses)
         CHECK(pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0);
         begin();
         ANSWER(SECCOMP_RET_ERRNO | errors[i], asking);
-        expect_status(status_under(finished(), fds[1]));
+        expect_status(status_under(finished(), "leaks", fds[1]));
         ssize_t n = read(fds[0], text, sizeof(text) - 1);
         text[n > 0 ? n : 0] = 0;
         CHECK_EQ(count_of(text, "LEAK SUMMARY"), under_shim());
         close(fds[0]);
         close(fds[1]);
     }
+}
+
+/* Standard error is a file: when that was made is not asked for in a sandbox, and may be refused in a container. */
+LAW_CASE_SIM_ONCE(into_a_file_of_no_date)
+{
+    char path[] = "/tmp/law27.XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && unlink(path) == 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0);
+    setenv("LAW27_HOW", "prctl", 1);
+    setenv("LAW27_ACTION", "kill", 1);
+    expect_status(status_under(NULL, "sandboxes_itself", fd));
+    begin();
+    ANSWER(SECCOMP_RET_ERRNO | EPERM, dating);
+    expect_status(status_under(finished(), "leaks", fd));
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    CHECK_EQ(count_of(text, "1.0 MiB in 1 block never freed"), 2 * under_shim());
 }
 
 /* The strict mode: nothing but read, write and the thread's end. exit() writes out what the program had to say, and only then

@@ -2,6 +2,8 @@
  * Laws 29 and 32: what a program puts in the place of its standard error (a daemon, a logger, a notebook's kernel, pytest's
  * capture) is where a person looks for its words, and ours go there. What merely took the number 2 is not.
  */
+#include <libgen.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "law.h"
@@ -130,12 +132,36 @@ LAW_CHILD(captures)
 }
 LAW_CASE_SIM_ONCE(away_and_back) { expect("captures", 1, 0, 0, 1); }
 
+/* Away to a log, and back by a call that nobody sees. */
+LAW_CHILD(comes_back)
+{
+    bool by_fcntl = *getenv("LAW32_HOW") == 'f';
+    int save = dup(STDERR_FILENO), file = log_file();
+    CHECK_EQ(dup2(file, STDERR_FILENO), STDERR_FILENO);
+    close(file);
+    flush_now();
+    close(STDERR_FILENO);
+    CHECK_EQ(by_fcntl ? fcntl(save, F_DUPFD, STDERR_FILENO) : dup(save), STDERR_FILENO);
+    close(save);
+    flush_now();
+    leak();
+}
+LAW_CASE_SIM_ONCE(back_unseen)
+{
+    static const char *const hows[] = {"dup", "fcntl"};
+    for (int i = 0; i < 2; i++) {
+        setenv("LAW32_HOW", hows[i], 1);
+        expect("comes_back", 1, 0, 1, 1);
+    }
+}
+
 /* A child that shares our memory leads its own descriptor 2 away, whether its exec then fails or not. */
 LAW_CHILD(starts_others)
 {
     static char program[] = "/bin/true", nothing[] = "/no/such/program";
     char *const programs[] = {program, nothing};
-    int file = log_file();
+    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC); /* any other */
+    CHECK(file >= 0 && dup2(log_file(), STDERR_FILENO) == STDERR_FILENO);
     for (int i = 0; i < 2; i++) {
         pid_t pid = vfork();
         if (pid == 0) {
@@ -156,7 +182,7 @@ LAW_CHILD(starts_others)
     flush_now();
     leak();
 }
-LAW_CASE_SIM_ONCE(a_childs_redirection_is_the_childs) { expect("starts_others", 0, 0, 1, 1); }
+LAW_CASE_SIM_ONCE(a_childs_redirection_is_the_childs) { expect("starts_others", 1, 1, 0, 0); }
 
 /* A data file that took the number of a closed stream stays one, also where it is led to itself. */
 LAW_CHILD(data_at_2)
@@ -170,6 +196,86 @@ LAW_CHILD(data_at_2)
     leak();
 }
 LAW_CASE_SIM_ONCE(a_data_file_is_led_to_itself) { expect("data_at_2", 0, 0, 0, 0); }
+
+/* The file behind descriptor 1 or 2 is unlinked and closed, and its inode becomes that of a data file under the same number. */
+enum { NOT_REUSED = 77 };
+
+static long tick(void)
+{
+    struct timespec now; /* what files are dated by */
+    clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    return now.tv_nsec;
+}
+
+LAW_CHILD(data_in_a_reused_inode)
+{
+    struct stat before, after;
+    int at = atoi(getenv("LAW32_AT"));
+    long since = tick();
+    law_context();
+    WAIT_UNTIL(tick() != since);
+    if (*getenv("LAW32_HOW") == 'a') { /* adopted as well */
+        int other = dup(at);
+        CHECK_EQ(dup2(other, at), at);
+        close(other);
+    }
+    CHECK(fstat(at, &before) == 0 && unlink("stream") == 0);
+    close(at);
+    CHECK_EQ(open("data", O_WRONLY | O_CREAT | O_CLOEXEC, 0600), at);
+    if (fstat(at, &after) != 0 || after.st_ino != before.st_ino || after.st_dev != before.st_dev)
+        _exit(NOT_REUSED);
+    CHECK_EQ(write(at, "data", 4), 4);
+    leak();
+}
+
+/* Whether there was such a file in the folder that we are in, after the case. */
+static bool was_reused(const char *how, int at)
+{
+    char number[] = {(char)('0' + at), 0}, data[4096];
+    int status = -1;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        setenv("LAW32_HOW", how, 1);
+        setenv("LAW32_AT", number, 1);
+        if (at == STDOUT_FILENO)
+            setenv("VRAMSHIM_REPORT", "/dev/stdout", 1);
+        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
+        dup2(open("stream", O_WRONLY | O_CREAT | O_CLOEXEC, 0600), at);
+        execl("/proc/self/exe", "law", "--case", "data_in_a_reused_inode", "--route", "dlsym", (char *)NULL);
+        _exit(126);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    ssize_t len = slurp("data", data, sizeof(data));
+    unlink("data");
+    if (WEXITSTATUS(status) == NOT_REUSED)
+        return false;
+    CHECK_EQ(WEXITSTATUS(status), 0);
+    CHECK_EQ(len, 4);
+    return true;
+}
+
+/* Not every file system has inodes for a second time. */
+LAW_CASE_SIM_ONCE(a_data_file_with_the_streams_inode)
+{
+    char own[4096];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    own[n > 0 ? n : 0] = 0;
+    const char *const places[] = {"/tmp", "/var/tmp", dirname(own), "."};
+    int found = 0;
+    for (int i = 0; i < 4; i++) {
+        char folder[4096];
+        snprintf(folder, sizeof(folder), "%s/law32.XXXXXX", places[i]);
+        int here = open(".", O_PATH | O_CLOEXEC);
+        if (!mkdtemp(folder) || chdir(folder) != 0)
+            continue;
+        found += was_reused("load", STDERR_FILENO) + was_reused("adopted", STDERR_FILENO) + was_reused("load", STDOUT_FILENO);
+        CHECK(fchdir(here) == 0 && rmdir(folder) == 0);
+        close(here);
+    }
+    if (!found)
+        law_skip("no file system here gave an inode to a second file");
+}
 
 /* Nothing is left: the program ends as it would, and a report in a file is there all the same. */
 LAW_CHILD(closes_it)

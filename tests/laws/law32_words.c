@@ -343,6 +343,50 @@ LAW_CHILD(is_asked_once)
     cached_block(4 * MIB);
 }
 
+/* A thread that is to be cancelled goes on to its next cancellation point, of which an allocation is none: it lets go of what it
+ * holds. */
+static pthread_mutex_t programs_own = PTHREAD_MUTEX_INITIALIZER;
+static CUcontext context;
+static bool let_go;
+
+static void *allocate_cancelled(void *unused)
+{
+    CUdeviceptr p;
+    OK(cu.cuCtxSetCurrent(context));
+    pthread_cancel(pthread_self());
+    pthread_mutex_lock(&programs_own);
+    OK(cu.cuMemAlloc_v2(&p, 50 * MIB)); /* the first: complaints, and each option */
+    OK(cu.cuMemFree_v2(p));
+    OK(cu.cuMemAlloc_v2(&p, 60 * MIB)); /* a rescue, which is told */
+    CHECK_EQ(cu.cuMemAlloc_v2(&p, 60 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+    pthread_mutex_unlock(&programs_own);
+    let_go = true;
+    pthread_testcancel();
+    return unused;
+}
+
+LAW_CHILD(is_cancelled_in_between)
+{
+    pthread_t thread;
+    void *result;
+    context = law_context();
+    CHECK(pthread_create(&thread, NULL, allocate_cancelled, NULL) == 0);
+    CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    CHECK(let_go);
+    CHECK_EQ(pthread_mutex_trylock(&programs_own), 0);
+}
+
+LAW_CASE_SIM_ONCE(no_call_becomes_a_cancellation_point)
+{
+    CHECK_EQ(law_run_child("is_cancelled_in_between", ENV("SIMCUDA_CAPACITY=64M", "VRAMSHIM_VERBOSE=1", "VRAMSHIM_WASTE=lots"), text,
+                           sizeof(text)),
+             0);
+    if (under_shim()) {
+        CHECK_EQ(count_of(text, "vramshim: VRAMSHIM_FREE=sync"), 1);
+        CHECK_EQ(count_of(text, "and the allocation succeeded"), 1);
+    }
+}
+
 /* errno, through every hook that does work: a first allocation with all its complaints, hits, misses, refusals, ends.
  */
 #define KEEPS_ERRNO(call, expected)                                                                                    \
