@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static bool find_beside(char ret_path[PATH_MAX])
 {
     static const char *const places[] = {"shim/libvramshim.so", VRAM_LIBDIR "/libvramshim.so", "lib/libvramshim.so",
                                          "lib64/libvramshim.so"};
-    char self[PATH_MAX];
+    char self[PATH_MAX], folder[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (n <= 0)
         return false;
@@ -33,7 +34,11 @@ static bool find_beside(char ret_path[PATH_MAX])
         if (!slash)
             return false;
         *slash = 0;
+        if (up == 0)
+            strcpy(folder, self);
     }
+    if (snprintf(ret_path, PATH_MAX, "%s/libvramshim.so", folder) < PATH_MAX && access(ret_path, F_OK) == 0)
+        return true;
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
         if (snprintf(ret_path, PATH_MAX, "%s/%s", self, places[i]) < PATH_MAX && access(ret_path, F_OK) == 0)
             return true;
@@ -115,10 +120,36 @@ static int examine(struct vram_library *library, int fd, char *ret_why, size_t c
     return WHY("%s is no libvramshim.so", path), -EINVAL;
 }
 
+/*
+ * vramctl was started with the same LD_PRELOAD, so the loader has loaded what it names and tells which object a name means,
+ * whatever folders and links lead to it. Asked before the library itself is loaded, whose name it would be.
+ */
+static bool is_first_named(const struct vram_library *library, const char *before)
+{
+    struct stat wanted, found;
+    char *names = strdup(before ? before : ""), *rest = names, *name;
+    bool named = false;
+    while (!named && names && (name = strsep(&rest, " :")) != NULL) {
+        struct link_map *map;
+        void *handle = *name ? dlopen(name, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD) : NULL;
+        if (!handle)
+            continue;
+        bool other = dlsym(handle, question);
+        named = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && stat(library->path, &wanted) == 0 && stat(map->l_name, &found) == 0 &&
+                wanted.st_dev == found.st_dev && wanted.st_ino == found.st_ino;
+        dlclose(handle);
+        if (other)
+            break;
+    }
+    free(names);
+    return named;
+}
+
 /* By letting the loader load it. */
 static int load(struct vram_library *library, char *ret_why, size_t cap)
 {
     struct statvfs fs;
+    library->first_named = is_first_named(library, getenv("LD_PRELOAD"));
     library->handle = dlopen(library->path, RTLD_NOW | RTLD_LOCAL);
     if (!library->handle) {
         const char *why = QUOTED(dlerror());
@@ -155,34 +186,12 @@ int vram_library_open(struct vram_library *ret_library, const char *named, char 
     return load(library, ret_why, cap);
 }
 
-/*
- * vramctl was started with the same LD_PRELOAD, so the loader has loaded what it names and tells which object a name means,
- * whatever folders and links lead to it.
- */
-static bool is_first_named(const struct vram_library *library, const char *before)
-{
-    char *names = strdup(before), *rest = names, *name;
-    bool named = false;
-    while (!named && names && (name = strsep(&rest, " :")) != NULL) {
-        void *handle = *name ? dlopen(name, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD) : NULL;
-        if (!handle)
-            continue;
-        named = handle == library->handle;
-        bool other = !named && dlsym(handle, question);
-        dlclose(handle);
-        if (other)
-            break;
-    }
-    free(names);
-    return named;
-}
-
 char *vram_library_preload(const struct vram_library *library, const char *before)
 {
     char *both;
     if (!before || !*before)
         return strdup(library->path);
-    if (is_first_named(library, before))
+    if (library->first_named)
         return strdup(before);
     return asprintf(&both, "%s:%s", library->path, before) < 0 ? NULL : both;
 }

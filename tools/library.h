@@ -7,6 +7,7 @@
 #define VRAMCTL_LIBRARY_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "elffile.h"
@@ -14,6 +15,7 @@
 struct vram_library {
     char path[PATH_MAX]; /* absolute, symbolic links as they were named */
     void *handle;
+    bool first_named; /* in the LD_PRELOAD that vramctl was started with, and no other libvramshim before it */
     struct vram_elf elf;
     int (*check_option)(const char *name, const char *value, char *ret_why, size_t cap); /* vramshim_check_option */
 };
@@ -25,7 +27,7 @@ struct vram_library {
 int vram_library_open(struct vram_library *ret_library, const char *named, char *ret_why, size_t cap);
 
 /*
- * What LD_PRELOAD has to be, where it is `before` (NULL or empty: nothing): the library in front of it (law 26), or just that if
+ * What LD_PRELOAD has to be, where it has been `before` since vramctl was started (NULL or empty: nothing): the library in front of it (law 26), or just that if
  * the library is named there already and no other libvramshim comes first. To be freed; NULL without memory.
  */
 char *vram_library_preload(const struct vram_library *library, const char *before);

@@ -136,16 +136,18 @@ static bool parse(int argc, char **argv, const char *ret_values[FLAGS], int *ret
     return false;
 }
 
-/* By the library's own parser, and in its own words. */
+/* By the library's own parser, and in its own words, but for the name: a flag. */
 static bool are_taken(const struct vram_library *library, const char *values[FLAGS])
 {
-    char why[WHY_MAX] = "";
+    char flags[FLAGS][FLAG_MAX], why[WHY_MAX] = "";
     bool all = true;
+    name_flags(flags);
     for (int i = 0; i < OPTIONS; i++) {
-        if (values[i] && library->check_option(options[i].name, values[i], why, sizeof(why)) != 0) {
-            fprintf(stderr, "vramctl run: %s\n", why);
-            all = false;
-        }
+        if (!values[i] || library->check_option(options[i].name, values[i], why, sizeof(why)) == 0)
+            continue;
+        const char *rest = strchr(why, '=');
+        fprintf(stderr, "vramctl run: --%s%s\n", flags[i], rest ? rest : why);
+        all = false;
     }
     return all;
 }
@@ -190,6 +192,7 @@ int vram_run_main(int argc, char **argv)
     }
     execvp(*program, program);
     int error = errno;
-    vram_say("run", "%s: %s", QUOTED(*program), strerror(error));
+    bool there = error == ENOENT && strchr(*program, '/') && access(*program, F_OK) == 0;
+    vram_say("run", "%s: %s", QUOTED(*program), there ? "what is to interpret it is not there" : strerror(error));
     return error == ENOENT ? VRAM_EXIT_NOT_FOUND : VRAM_EXIT_CANNOT_RUN;
 }

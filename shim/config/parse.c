@@ -185,6 +185,11 @@ static const struct {
  *   CHLD, CONT, URG, WINCH            end nobody: with a handler calls would be interrupted that are not so natively
  *   what lies between 31 and RTMIN    are libc's own
  */
+static bool is_there(uint64_t sig)
+{
+    return sig >= 1 && sig <= (uint64_t)SIGRTMAX && (sig <= 31 || sig >= (uint64_t)SIGRTMIN);
+}
+
 static bool can_be_taken(uint64_t sig)
 {
     static const int not[] = {SIGKILL, SIGSTOP, SIGSEGV, SIGBUS,  SIGILL,  SIGFPE,  SIGTRAP, SIGSYS, SIGABRT,
@@ -192,7 +197,7 @@ static bool can_be_taken(uint64_t sig)
     for (size_t i = 0; i < VRAM_LENGTH(not); i++)
         if (sig == (uint64_t)not[i])
             return false;
-    return sig >= 1 && sig <= (uint64_t)SIGRTMAX && (sig <= 31 || sig >= (uint64_t)SIGRTMIN);
+    return is_there(sig);
 }
 
 void vram_signal_format(struct vram_text *t, int sig)
@@ -249,7 +254,7 @@ int vram_parse_signal(const char *s, int *ret_signal, const char **ret_reason)
     if (!read_signal(s, &sig))
         return -EINVAL;
     if (!can_be_taken(sig)) {
-        *ret_reason = "it must be one that is sent and that ends whoever does not handle it";
+        *ret_reason = is_there(sig) ? "it must be one that is sent and that ends whoever does not handle it" : "there is no such signal";
         return -EINVAL;
     }
     *ret_signal = (int)sig;

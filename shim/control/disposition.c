@@ -213,7 +213,7 @@ bool vram_disposition_unheard(struct vram_text *t)
         vram_signal_format(t, sig);
         vram_text_add(t, "` in what started it): it");
     } else { /* other threads may still take it */
-        vram_text_add(t, " is blocked in thread %d and has not come: unless another thread lets it in, it",
+        vram_text_add(t, " is blocked in thread %d, and none has come through: one that waits, or that the program takes by sigwait,",
                       (int)syscall(SYS_gettid));
     }
     vram_text_add(t, " gives no memory back; VRAMSHIM_SIGNAL=%s names another", sig == SIGUSR2 ? "USR1" : "USR2");

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "base/glibc.h"
+#include "base/proc.h"
+#include "base/sandbox.h"
 
 VRAM_OLD_SYMBOL(pthread_key_create, "GLIBC_2.2.5");
 VRAM_OLD_SYMBOL(pthread_setspecific, "GLIBC_2.2.5");
@@ -42,9 +44,38 @@ bool vram_last_main_is_gone(void)
     return atomic_load(&main_is_gone);
 }
 
-bool vram_last_is_alone(void)
+/* glibc registers one for each thread, the main one included. */
+static bool has_robust_list(pid_t tid)
 {
-    enum { FIELDS = 17 }; /* from the state to the number of threads: proc(5) */
+    void *head = NULL;
+    size_t size;
+    return syscall(SYS_get_robust_list, tid, &head, &size) == 0 && head;
+}
+
+bool vram_last_main_has_vanished(void)
+{
+    static pid_t seen; /* alive, by its list; in a forked child it is another */
+    pid_t main_tid = vram_proc_pid();
+    if (vram_sandboxed())
+        return false;
+    if (has_robust_list(main_tid)) {
+        seen = main_tid;
+        return false;
+    }
+    return seen == main_tid;
+}
+
+/* The field of that number of /proc/self/stat: proc(5). `at` is at the state, the third. */
+static long field(const char *at, int number)
+{
+    for (int i = 3; at && i < number; i++)
+        at = strchr(at + 1, ' ');
+    return at ? strtol(at, NULL, 10) : -1;
+}
+
+bool vram_last_is_alone(int *ret_status)
+{
+    enum { THREADS = 20, EXIT_CODE = 52 };
     char stat[1024];
     int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -55,10 +86,8 @@ bool vram_last_is_alone(void)
         return false;
     stat[n] = 0;
     const char *at = strrchr(stat, ')'); /* a program's name may hold anything */
-    if (!at || strncmp(at, ") Z ", 4) != 0)
+    if (!at || strncmp(at, ") Z ", 4) != 0 || field(at + 1, THREADS) != 2)
         return false;
-    at += 2;
-    for (int i = 0; at && i < FIELDS; i++)
-        at = strchr(at + 1, ' ');
-    return at && strtol(at, NULL, 10) == 2;
+    *ret_status = (int)field(at + 1, EXIT_CODE);
+    return true;
 }

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/activity.h"
 #include "base/cancel.h"
@@ -28,11 +30,13 @@
 #include "heap/reclaim.h"
 #include "heap/view.h"
 #include "heap/virtual.h"
+#include "observe/report.h"
 #include "observe/trace.h"
 
 enum {
     LAST_CALL_MS = 200,
-    ALONE_NS = 50000000, /* between two looks whether the program's last thread is gone */
+    ALONE_NS = 50000000, /* between two looks whether the program's last thread is gone, */
+    VANISHED_NS = 1000000000, /* and whether its main thread is */
     DRAIN_MS = 100, /* for Python to let us in; longer, and the flush goes ahead without */
 };
 
@@ -156,7 +160,7 @@ static bool tell(const struct vram_reclaimed *done, const struct beside *beside,
         tell_drained(&t, drained);
     if (done->blocks == 0 && done->kept_blocks == 0 && beside->pools == 0 && beside->host == 0 &&
         beside->virtual_memory == 0) {
-        vram_text_add(&t, "nothing was kept, so there is nothing to give back");
+        vram_text_add(&t, "nothing was kept just then, so there was nothing to give back");
     } else {
         vram_text_add(&t, "gave ");
         amount(&t, done->blocks, done->bytes);
@@ -182,7 +186,7 @@ static bool tell(const struct vram_reclaimed *done, const struct beside *beside,
         if (done->refused != CUDA_SUCCESS)
             vram_text_add(&t, ": the driver refused with error %d", done->refused);
         else if (done->kept_blocks)
-            vram_text_add(&t, ", freed by the program meanwhile");
+            vram_text_add(&t, vram_heap_is_exiting() ? ": the program is ending" : ", freed by the program meanwhile");
     }
     if (draining)
         vram_text_add(&t, "; Python is busy, its frameworks' caches follow when it lets us in");
@@ -246,6 +250,21 @@ static void end_process(void)
     exit(0);
 }
 
+/* As the last thread of a program whose main thread has ended by the plain system call: no exit function runs, and the status is
+ * the main thread's. (Where another thread of the program outlived that one, newer kernels take its status, which is lost here.) */
+static void end_thread(int status)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    vram_heap_exiting();
+    vram_trace_write();
+    vram_report_write();
+    if (status & 0x7f)
+        kill(vram_proc_pid(), status & 0x7f);
+    syscall(SYS_exit, status >> 8);
+}
+
 /* How often to look for what happens after so many ms: four times meanwhile, at least each minute. */
 static uint64_t tick_of(uint64_t ms)
 {
@@ -292,10 +311,13 @@ static bool await_request(void)
             served = now;
             return true;
         }
-        bool leaving = vram_last_main_is_gone();
-        vram_futex_wait(&requests, now, leaving && tick > ALONE_NS ? ALONE_NS : tick);
-        if (leaving && vram_last_is_alone())
+        bool leaving = vram_last_main_is_gone(), vanished = !leaving && vram_last_main_has_vanished();
+        vram_futex_wait(&requests, now, earlier(tick, leaving || vanished ? ALONE_NS : VANISHED_NS));
+        int status;
+        if (leaving && vram_last_is_alone(&status))
             end_process();
+        if (vanished && vram_last_is_alone(&status))
+            end_thread(status);
         decay();
         if (limit == UINT64_MAX)
             continue;
@@ -364,6 +386,7 @@ void vram_control_start(void)
     const char *missing = vram_driver_missing();
     if (missing)
         vram_say("this driver has no %s: freed memory cannot be kept, it is only accounted for", missing);
+    vram_last_main_has_vanished(); /* not yet: from here on it can be told */
     int r = wanted ? vram_thread_start(serve, "vramshim") : 0;
     if (r != 0) {
         atomic_store(&running, false);

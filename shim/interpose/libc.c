@@ -129,11 +129,10 @@ VRAM_EXPORT int prctl(int option, ...)
     va_end(ap);
     bool sandbox = (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP) && vram_proc_is_recorded();
     int r = vram_libc_prctl()(option, arguments[0], arguments[1], arguments[2], arguments[3]);
-    if (sandbox && r == 0) {
+    if (sandbox && r == 0 && option == PR_SET_SECCOMP && arguments[0] == SECCOMP_MODE_STRICT)
+        vram_proc_renounce(); /* this thread alone */
+    else if (sandbox && r == 0)
         vram_sandbox_entered();
-        if (option == PR_SET_SECCOMP && arguments[0] == SECCOMP_MODE_STRICT)
-            vram_proc_renounce();
-    }
     return r;
 }
 

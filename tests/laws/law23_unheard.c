@@ -56,7 +56,7 @@ static unsigned lines_about(const char *child, const char *const *env, const cha
 
 static const char ignored[] = "SIGUSR1 is ignored here (by the program, or by `trap '' USR1` in what started it): it gives no memory "
                               "back; VRAMSHIM_SIGNAL=USR2 names another\n";
-static const char blocked[] = " and has not come: unless another thread lets it in, it gives no memory back; "
+static const char blocked[] = ", and none has come through: one that waits, or that the program takes by sigwait, gives no memory back; "
                               "VRAMSHIM_SIGNAL=USR2 names another\n";
 static const char unheard[] = "gives no memory back; VRAMSHIM_SIGNAL="; /* either, of any signal */
 

@@ -228,7 +228,7 @@ LAW_CASE_SIM_ONCE(into_a_file_of_no_date)
 }
 
 /* The strict mode: nothing but read, write and the thread's end. exit() writes out what the program had to say, and only then
- * does something forbidden, for which its thread is killed: others, as the driver's and ours, go on, so there is none here. */
+ * does something forbidden, for which its thread is killed; ours notices, and does not keep the process. */
 LAW_CHILD(is_strict)
 {
     CUdeviceptr p;
@@ -241,7 +241,10 @@ LAW_CHILD(is_strict)
 
 LAW_CASE_SIM_ONCE(the_strict_mode)
 {
-    int status = run_child_apart("is_strict", ENV("VRAMSHIM_SIGNAL=none", "VRAMSHIM_DECAY=none"), out, text, sizeof(out));
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    CHECK(strcmp(out, "the last words\n") == 0);
+    static const char *const thread[] = {"VRAMSHIM_SIGNAL=USR1", "VRAMSHIM_SIGNAL=none"};
+    for (int i = 0; i < 2; i++) {
+        int status = run_child_apart("is_strict", ENV(thread[i], "VRAMSHIM_DECAY=none"), out, text, sizeof(out));
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        CHECK(strcmp(out, "the last words\n") == 0);
+    }
 }

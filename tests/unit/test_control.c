@@ -366,7 +366,7 @@ Test(thread, gives_back_on_request_and_says_so, .timeout = 60)
     hear(", kept 0 blocks (0 B)\n");
     cr_assert_eq(fake_blocks(), 0);
     vram_control_request();
-    hear("flush (SIGUSR1): nothing was kept, so there is nothing to give back\n");
+    hear("flush (SIGUSR1): nothing was kept just then, so there was nothing to give back\n");
     invariants();
 }
 
