@@ -56,7 +56,7 @@ static void expect_flush(void)
 {
     if (!under_shim())
         return;
-    WAIT_UNTIL(driver_calls("cuMemFree_v2") == frees_before + 1);
+    WAIT_UNTIL(driver_calls("cuMemFree_v2") > frees_before); /* an earlier flush may be under way, and free as well */
     for (int asleep = 0; asleep < 5; nap())
         asleep = flush_is_over() ? asleep + 1 : 0;
 }
