@@ -17,6 +17,7 @@
 #include "control/thread.h"
 #include "driver/capture.h"
 #include "driver/driver.h"
+#include "driver/next.h"
 #include "heap/heap.h"
 #include "interpose/libc.h"
 #include "observe/report.h"
@@ -99,6 +100,7 @@ static void __attribute__((constructor)) load(void)
     vram_say_start();
     vram_options_read(environ);
     vram_driver_look_again();
+    vram_next_settle();
     vram_trace_start();
     vram_disposition_init();
     vram_report_ends_with(add_to_report);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "vramshim/nearest.h"
 #include "vramshim/quote.h"
 
 void vram_say(const char *command, const char *fmt, ...)
@@ -26,28 +27,6 @@ const char *vram_quoted(char ret[VRAM_QUOTED_MAX], const char *s)
     return ret;
 }
 
-/* Levenshtein distance; large where a name is longer than any of ours. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[40], length = strlen(b);
-    if (length >= sizeof(row) / sizeof(row[0]))
-        return 40;
-    for (size_t j = 0; j <= length; j++)
-        row[j] = j;
-    for (size_t i = 1; *a; a++, i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= length; j++) {
-            size_t above = row[j], best = diagonal + (*a != b[j - 1]);
-            best = best < above + 1 ? best : above + 1;
-            best = best < row[j - 1] + 1 ? best : row[j - 1] + 1;
-            diagonal = above;
-            row[j] = best;
-        }
-    }
-    return row[length];
-}
-
 const char *vram_nearest(const char *name, const char *const *names, size_t count)
 {
     size_t length = strlen(name), best = (length + 2) / 3;
@@ -56,7 +35,7 @@ const char *vram_nearest(const char *name, const char *const *names, size_t coun
         if (strncmp(name, names[i], length) == 0)
             return names[i];
     for (size_t i = 0; i < count; i++) {
-        size_t d = distance(name, names[i]);
+        size_t d = vram_nearest_distance(name, length, names[i]);
         if (d < best || (d == best && !nearest)) {
             best = d;
             nearest = names[i];

@@ -9,6 +9,7 @@
 
 #include "base/compiler.h"
 #include "base/say.h"
+#include "vramshim/nearest.h"
 #include "vramshim/quote.h"
 #include "vramshim/vramshim.h"
 
@@ -85,36 +86,16 @@ static int set(struct vram_options *into, size_t index, const char *value, const
 
 static char large(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
 
-/* Levenshtein distance in any case, for the nearest name. Names are short. */
-static unsigned distance(const char *a, size_t la, const char *b)
-{
-    unsigned row[40], lb = (unsigned)strlen(b);
-    if (la >= VRAM_LENGTH(row) || lb >= VRAM_LENGTH(row))
-        return UINT_MAX;
-    for (unsigned j = 0; j <= lb; j++)
-        row[j] = j;
-    for (unsigned i = 1; i <= la; a++, i++) {
-        unsigned diagonal = row[0];
-        row[0] = i;
-        for (unsigned j = 1; j <= lb; j++) {
-            unsigned above = row[j], best = diagonal + (large(*a) != b[j - 1]);
-            best = best < above + 1 ? best : above + 1;
-            best = best < row[j - 1] + 1 ? best : row[j - 1] + 1;
-            diagonal = above;
-            row[j] = best;
-        }
-    }
-    return row[lb];
-}
-
 static void complain_unknown(const char *name, size_t len, bool reading, char *ret_why, size_t cap)
 {
     const char *done = reading ? " and was ignored" : "";
-    char shown[SHOWN];
+    char shown[SHOWN], in_capitals[VRAM_NEAREST_MAX];
     const char *nearest = NULL;
-    unsigned best = 4; /* further away is not a slip of the finger */
-    for (size_t i = 0; i < VRAM_LENGTH(table); i++) {
-        unsigned d = distance(name, len, table[i].name);
+    size_t best = 4; /* further away is not a slip of the finger */
+    for (size_t i = 0; i < len && i < sizeof(in_capitals); i++)
+        in_capitals[i] = large(name[i]);
+    for (size_t i = 0; len < sizeof(in_capitals) && i < VRAM_LENGTH(table); i++) {
+        size_t d = vram_nearest_distance(in_capitals, len, table[i].name);
         if (d < best) {
             best = d;
             nearest = table[i].name;

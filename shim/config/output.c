@@ -74,9 +74,8 @@ static bool add_path(struct vram_output *o, size_t *at, const char *s, bool lite
 
 int vram_parse_output(const char *s, struct vram_output *ret_output, const char **ret_reason)
 {
-    struct vram_output o = {.kind = VRAM_OUTPUT_STDERR};
-    if (vram_parse_word(s, "stderr") || vram_parse_word(s, "none")) {
-        o.kind = vram_parse_word(s, "none") ? VRAM_OUTPUT_NONE : VRAM_OUTPUT_STDERR;
+    struct vram_output o = {.kind = vram_parse_word(s, "none") ? VRAM_OUTPUT_NONE : VRAM_OUTPUT_STDERR};
+    if (o.kind == VRAM_OUTPUT_NONE || vram_parse_word(s, "stderr")) {
         *ret_output = o;
         return 0;
     }

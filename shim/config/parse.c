@@ -173,6 +173,12 @@ static const struct {
     {"IO", SIGIO},       {"POLL", SIGPOLL}, {"PWR", SIGPWR},       {"SYS", SIGSYS},
 };
 
+/* What lies between 31 and RTMIN is libc's own. */
+static bool is_there(uint64_t sig)
+{
+    return sig >= 1 && sig <= (uint64_t)SIGRTMAX && (sig <= 31 || sig >= (uint64_t)SIGRTMIN);
+}
+
 /*
  * Which signals can mean "give back", by what they are and not by how they are written: those that end a program which does not
  * handle them, and that are sent to it.
@@ -183,13 +189,7 @@ static const struct {
  *                                     from, a fault comes again; the last two we hold back around our own writes (law 32)
  *   TTIN, TTOU, TSTP                  stop it. With a handler the read that raised it would be tried again, for ever
  *   CHLD, CONT, URG, WINCH            end nobody: with a handler calls would be interrupted that are not so natively
- *   what lies between 31 and RTMIN    are libc's own
  */
-static bool is_there(uint64_t sig)
-{
-    return sig >= 1 && sig <= (uint64_t)SIGRTMAX && (sig <= 31 || sig >= (uint64_t)SIGRTMIN);
-}
-
 static bool can_be_taken(uint64_t sig)
 {
     static const int not[] = {SIGKILL, SIGSTOP, SIGSEGV, SIGBUS,  SIGILL,  SIGFPE,  SIGTRAP, SIGSYS, SIGABRT,

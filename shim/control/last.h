@@ -21,7 +21,8 @@ void vram_last_watch(void (*gone)(void));
 
 bool vram_last_main_is_gone(void);
 
-/* It ended by the plain system call, or by pthread_exit as well. False where that cannot be told. For our own thread. */
+/* It ended by the plain system call, or by pthread_exit as well. False where that cannot be told. Asked once before
+ * our own thread starts, and by that one alone from then on. */
 bool vram_last_main_has_vanished(void);
 
 /* Beside the calling thread, only what is left of the main thread is there; then *ret_status is that one's, as wait() has it. Opens a

@@ -72,6 +72,9 @@ static void amount(struct vram_text *t, uint64_t blocks, uint64_t bytes)
     vram_text_add(t, ")");
 }
 
+/* Each signal is answered; what happens by idleness, when it does not happen all the time. Whether it was told. */
+#define ANSWER(kind, ...) (by_idleness ? vram_notice(kind, __VA_ARGS__) : (vram_say(__VA_ARGS__), true))
+
 /* "torch 1234" and "CuPy !what went wrong", a line each, as a drain leaves them. */
 static void tell_drained(struct vram_text *t, const struct vram_drained *drained)
 {
@@ -84,10 +87,7 @@ static void tell_drained(struct vram_text *t, const struct vram_drained *drained
             continue;
         *given++ = 0;
         if (*given == '!') {
-            if (by_idleness)
-                vram_notice(VRAM_NOTICE_NO_DRAIN, "cannot drain %s: %s", part, given + 1);
-            else
-                vram_say("cannot drain %s: %s", part, given + 1);
+            ANSWER(VRAM_NOTICE_NO_DRAIN, "cannot drain %s: %s", part, given + 1);
             continue;
         }
         uint64_t bytes = strtoull(given, NULL, 10);
@@ -141,15 +141,6 @@ struct beside {
     uint64_t pools, host, virtual_memory;
 };
 
-/* Each signal is answered; what happens by idleness, when it does not happen all the time. Whether it was told. */
-static bool answer(const char *line)
-{
-    if (by_idleness)
-        return vram_notice(VRAM_NOTICE_IDLE, "%s", line);
-    vram_say("%s", line);
-    return true;
-}
-
 static bool tell(const struct vram_reclaimed *done, const struct beside *beside, uint64_t ns,
                  const struct vram_drained *drained, bool draining)
 {
@@ -190,7 +181,7 @@ static bool tell(const struct vram_reclaimed *done, const struct beside *beside,
     }
     if (draining)
         vram_text_add(&t, "; Python is busy, its frameworks' caches follow when it lets us in");
-    return answer(buf);
+    return ANSWER(VRAM_NOTICE_IDLE, "%s", buf);
 }
 
 static void await_captures(void)
@@ -201,7 +192,7 @@ static void await_captures(void)
         return;
     begin_line(&t);
     vram_text_add(&t, "a CUDA graph is being captured; it waits for the end of the capture");
-    answer(buf);
+    (void)ANSWER(VRAM_NOTICE_IDLE, "%s", buf);
     while (!vram_capture_wait_none(1000) && !vram_heap_is_exiting())
         ;
 }
@@ -241,12 +232,17 @@ static void post(void)
     vram_futex_wake(&requests);
 }
 
-/* As the last thread of the program would have: with the program's exit functions, and open to signals. */
-static void end_process(void)
+static void open_to_signals(void)
 {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* As the last thread of the program would have: with the program's exit functions, and open to signals. */
+static void end_process(void)
+{
+    open_to_signals();
     exit(0);
 }
 
@@ -254,9 +250,7 @@ static void end_process(void)
  * the main thread's. (Where another thread of the program outlived that one, newer kernels take its status, which is lost here.) */
 static void end_thread(int status)
 {
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    open_to_signals();
     vram_heap_exiting();
     vram_trace_write();
     vram_report_write();

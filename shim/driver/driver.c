@@ -40,10 +40,11 @@ static struct vram_driver next;
 static void look_for_next(void)
 {
     unsigned exported = 0;
+    void *found;
     vram_next_look();
 #define VRAM_HOOK(name, parameters, arguments)                                                                         \
-    if (vram_next_definition(exported++)) {                                                                            \
-        settle((void **)&next.name, vram_next_definition(exported - 1));                                               \
+    if ((found = vram_next_definition(exported++))) {                                                                  \
+        settle((void **)&next.name, found);                                                                            \
         settle((void **)&vram_driver_through.name, (void *)through_##name);                                            \
     }
 #define VRAM_CALL(name)

@@ -31,7 +31,8 @@ extern bool vram_driver_ready; /* accessed atomically; set after the table is fi
 /* Finds libcuda.so.1 among the loaded objects. False while it is not loaded. Cheap when it was found before. */
 bool vram_driver_find(void);
 
-/* Who stands before the driver may have come since. For our own thread: asking the loader may wait for a dlopen elsewhere. */
+/* Who stands before the driver may have come since. At load, and on our own thread: asking the loader may wait for a dlopen
+ * elsewhere. */
 void vram_driver_look_again(void);
 
 /* The first entry that the shim cannot keep blocks without and this driver does not have; NULL: it has them all. */

@@ -21,7 +21,7 @@ enum { OBJECTS = 16 };
 
 static void *definitions[NAMES];       /* accessed atomically; once set, for good */
 static unsigned long long looked;      /* the loader's count of objects when all had been asked about; accessed atomically */
-static bool begun, settled;            /* accessed atomically: somebody has looked; the driver is in the global scope, so nobody need */
+static bool settled;                   /* nothing can come any more; accessed atomically */
 static struct {
     uintptr_t start, end; /* accessed atomically, end first: 0 until both are there */
 } objects[OBJECTS];
@@ -82,14 +82,15 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-/* The loader's own search: what it finds behind us, in the global scope. */
-static void *search(const char *name)
+/* The loader's own search: what it finds behind us, in the global scope, and in which object; NULL: nothing. */
+static void *search(const char *name, const struct link_map **ret_map)
 {
     void *p = vram_libc_dlsym()(RTLD_NEXT, name);
     __asm__ volatile("" : "+r"(p)); /* no jump instead of the call: the one who asks is this library */
     if (!p)
         vram_libc_dlsym()(RTLD_DEFAULT, "_exit"); /* a lookup that succeeds leaves no dlerror() */
-    return p;
+    *ret_map = p ? vram_elf_containing((uintptr_t)p) : NULL;
+    return *ret_map ? p : NULL;
 }
 
 static void remember(const struct link_map *map)
@@ -112,26 +113,19 @@ static void remember(const struct link_map *map)
 /* A copy of us has stepped back, and leads to what stands behind it. The object is pinned; it may have gone before. */
 static void *find(const char *name)
 {
-    void *p = search(name);
-    const struct link_map *map = p ? vram_elf_containing((uintptr_t)p) : NULL;
-    if (!map || is_driver(map) || !vram_libc_dlopen()(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) || search(name) != p)
+    const struct link_map *map, *again;
+    void *p = search(name, &map);
+    if (!p || is_driver(map) || !vram_libc_dlopen()(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) || search(name, &again) != p)
         return NULL;
     if (!is_copy(map))
         remember(map);
     return p;
 }
 
-static bool driver_is_in_global_scope(void)
-{
-    void *p = vram_elf_find("libcuda.so.1") ? search("cuDeviceGetCount") : NULL;
-    const struct link_map *map = p ? vram_elf_containing((uintptr_t)p) : NULL;
-    return map && is_driver(map);
-}
-
 void vram_next_look(void)
 {
     struct look look = {0};
-    bool all = true, at_load = !__atomic_exchange_n(&begun, true, __ATOMIC_RELAXED);
+    bool all = true;
     if (__atomic_load_n(&settled, __ATOMIC_ACQUIRE) || dl_iterate_phdr(look_at, &look) != 0)
         return;
     for (size_t i = 0; i < NAMES; i++) {
@@ -144,7 +138,12 @@ void vram_next_look(void)
     }
     if (all)
         __atomic_store_n(&looked, look.adds, __ATOMIC_RELEASE);
-    if (at_load && driver_is_in_global_scope())
+}
+
+void vram_next_settle(void)
+{
+    const struct link_map *map;
+    if (vram_elf_find("libcuda.so.1") && search("cuDeviceGetCount", &map) && is_driver(map))
         __atomic_store_n(&settled, true, __ATOMIC_RELEASE);
 }
 

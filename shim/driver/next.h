@@ -49,6 +49,9 @@ bool vram_next_is_inside(void);
  * forgotten then. No lock held. */
 void vram_next_look(void);
 
+/* At load, after the look: where the driver is in the global scope by then, no other look finds anything. */
+void vram_next_settle(void);
+
 /* The next definition of the entry that is number `index` of those that we export, in the order of entries.def, as far as it has been
  * looked for. NULL: it is the driver's. */
 void *vram_next_definition(unsigned index);

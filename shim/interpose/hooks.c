@@ -8,15 +8,20 @@
 #include "config/options.h"
 #include "driver/next.h"
 
-/* The entries. Where the driver is not loaded, who stands before it may load it (a stub). `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
+/* `real`, or the answer: of the driver alone to who stands before it while we call that one, and of that one where the driver is
+ * not loaded, which it may load (a stub). */
+#define FIND(name, arguments)                                                                                          \
+    if (vram_unlikely(vram_next_inside) && vram_next_is_inside())                                                      \
+        return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                     \
+    __typeof__(&name) real = vram_driver()->name;                                                                      \
+    if (vram_unlikely(!real))                                                                                          \
+        return vram_driver_through.name ? vram_driver_through.name arguments : CUDA_ERROR_NOT_INITIALIZED;
+
+/* The entries. `entry_` names are ours alone; the exported aliases could be bound to another preloaded library's. */
 #define ENTRY(name, parameters, arguments, hook_call)                                                                  \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        if (vram_unlikely(vram_next_inside) && vram_next_is_inside())                                                  \
-            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
-        __typeof__(&name) real = vram_driver()->name;                                                                  \
-        if (vram_unlikely(!real))                                                                                      \
-            return vram_driver_through.name ? vram_driver_through.name arguments : CUDA_ERROR_NOT_INITIALIZED;         \
+        FIND(name, arguments)                                                                                          \
         if (vram_unlikely(!vram_proc_is_ours()))                                                                       \
             return real arguments;                                                                                     \
         vram_activity_mark();                                                                                          \
@@ -33,11 +38,7 @@
 #define VRAM_LAUNCH(name, parameters, arguments)                                                                       \
     static CUresult entry_##name parameters                                                                            \
     {                                                                                                                  \
-        if (vram_unlikely(vram_next_inside) && vram_next_is_inside())                                                  \
-            return vram_driver_own.name ? vram_driver_own.name arguments : CUDA_ERROR_NOT_INITIALIZED;                 \
-        __typeof__(&name) real = vram_driver()->name;                                                                  \
-        if (vram_unlikely(!real))                                                                                      \
-            return vram_driver_through.name ? vram_driver_through.name arguments : CUDA_ERROR_NOT_INITIALIZED;         \
+        FIND(name, arguments)                                                                                          \
         vram_activity_mark();                                                                                          \
         return real arguments;                                                                                         \
     }                                                                                                                  \

@@ -4,17 +4,8 @@
  */
 #include "interpose/lookup.h"
 
-#include <stdbool.h>
-
 #include "base/libc.h"
-#include "driver/next.h"
 #include "interpose/hooks.h"
-
-/* Whose lookups are not ours to change. */
-static bool is_behind_us(uintptr_t caller)
-{
-    return vram_driver_contains((void *)caller) || vram_next_contains((void *)caller);
-}
 
 static void substitute(void **pfn)
 {
@@ -26,7 +17,7 @@ static void substitute(void **pfn)
 CUresult hook_cuGetProcAddress(uintptr_t caller, const char *symbol, void **pfn, int cuda_version, uint64_t flags)
 {
     CUresult r = VRAM_DRV(cuGetProcAddress)(symbol, pfn, cuda_version, flags);
-    if (r == CUDA_SUCCESS && pfn && !is_behind_us(caller))
+    if (r == CUDA_SUCCESS && pfn && !vram_lookup_is_behind_us((void *)caller))
         substitute(pfn);
     return r;
 }
@@ -35,7 +26,7 @@ CUresult hook_cuGetProcAddress_v2(uintptr_t caller, const char *symbol, void **p
                                   CUdriverProcAddressQueryResult *status)
 {
     CUresult r = VRAM_DRV(cuGetProcAddress_v2)(symbol, pfn, cuda_version, flags, status);
-    if (r == CUDA_SUCCESS && pfn && !is_behind_us(caller))
+    if (r == CUDA_SUCCESS && pfn && !vram_lookup_is_behind_us((void *)caller))
         substitute(pfn);
     return r;
 }

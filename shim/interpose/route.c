@@ -6,8 +6,6 @@
 #include "base/elf.h"
 #include "base/libc.h"
 #include "config/options.h"
-#include "driver/driver.h"
-#include "driver/next.h"
 #include "interpose/lookup.h"
 
 /* Decides by the name alone. Names of the driver are few among all that a process looks up: two letters settle most. */
@@ -46,8 +44,7 @@ void *vram_dlsym_route(void *handle, const char *name, const void *caller)
         return (void *)vram_libc_dlsym();
     if (vram_elf_is_second())
         return (void *)vram_libc_dlsym();
-    /* The driver looking itself up gets itself (law 7), as does who stands before it (law 33). */
-    if (vram_driver_find() && (vram_driver_contains(caller) || vram_next_contains(caller)))
+    if (vram_driver_find() && vram_lookup_is_behind_us(caller))
         return (void *)vram_libc_dlsym();
     return (void *)vram_dlsym_substitute;
 }

@@ -26,7 +26,9 @@ def say(*words):
     print(*words, flush=True)
 """
 READY = "say('ready')\n"
-GAVE = r"flush \(SIGUSR1\): torch gave up 512\.0 MiB \(Python let us in after [^)]*\); gave 8 blocks \(512\.0 MiB\) back"
+# Where Python lets us in late (a loaded machine), the block that the program had freed by itself has gone back before.
+GAVE = (r"flush \(SIGUSR1\): torch gave up 512\.0 MiB \(Python let us in after [^)]*\); "
+        r"gave (8 blocks \(512\.0 MiB\)|7 blocks \(448\.0 MiB\)) back")
 
 
 class Program:
